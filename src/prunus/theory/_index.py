@@ -1,0 +1,124 @@
+"""The index of claims: every computable result of the papers, by its ledger id.
+
+A claim's record (title, source, status, erratum, arguments, returns, reference cases) stands in the TOML files of
+`_ledger/`; its formula is the function of the same name in the theory module the record names. Where the printed form
+differs, `<name>_printed` beside it computes what the paper says, so that both can be compared.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from importlib import resources
+from typing import Any
+
+from prunus.errors import BadInput, UnknownName
+
+
+@dataclass(frozen=True)
+class Case:
+    """One reference value: arguments, expected returns, and the tolerance at which they must agree."""
+
+    given: Mapping[str, Any]
+    expect: Mapping[str, Any]
+    tolerance: float = 1e-9
+    absolute: float = 0.0
+
+
+@dataclass(frozen=True, eq=False)
+class Claim:
+    """One result of a paper, computable: `claim(**arguments)` gives the corrected form as a mapping of numbers."""
+
+    id: str
+    title: str
+    source: str
+    status: str
+    erratum: str
+    module: str
+    name: str
+    arguments: Mapping[str, str]
+    returns: Mapping[str, str]
+    printed_returns: Mapping[str, str] = field(default_factory=dict)
+    cases: tuple[Case, ...] = ()
+
+    @cached_property
+    def function(self) -> Callable[..., Any]:
+        """The corrected form, an ordinary function of `prunus.theory`."""
+        return getattr(importlib.import_module(f"prunus.theory.{self.module}"), self.name)
+
+    @cached_property
+    def printed_function(self) -> Callable[..., Any] | None:
+        """The form as printed, or None where print and truth agree."""
+        return getattr(importlib.import_module(f"prunus.theory.{self.module}"), f"{self.name}_printed", None)
+
+    def __call__(self, **arguments: Any) -> dict[str, Any]:
+        return self._evaluate(self.function, self.returns, arguments)
+
+    def printed(self, **arguments: Any) -> dict[str, Any] | None:
+        """What the paper's formula gives for the same arguments; None where it does not differ."""
+        if self.printed_function is None:
+            return None
+        return self._evaluate(self.printed_function, self.printed_returns, arguments)
+
+    def _evaluate(self, function: Callable[..., Any], names: Mapping[str, str], arguments: dict[str, Any]) -> dict[str, Any]:
+        try:
+            inspect.signature(function).bind(**arguments)
+        except TypeError as error:
+            signature = ", ".join(f"{name} ({meaning})" for name, meaning in self.arguments.items())
+            raise BadInput(f"{self.id} cannot be evaluated: {error}. It takes {signature}.") from None
+        result = function(**arguments)
+        if isinstance(result, Mapping):
+            return dict(result)
+        (name,) = names
+        return {name: result}
+
+
+class Claims(Mapping[str, Claim]):
+    """All claims, in the order of the ledger. An id without its letter finds the "a": "K-2" is "K-2a"."""
+
+    @cached_property
+    def _records(self) -> dict[str, Claim]:
+        records: dict[str, Claim] = {}
+        folder = resources.files("prunus.theory") / "_ledger"
+        for path in sorted(folder.iterdir(), key=lambda path: path.name):
+            if path.name.endswith(".toml"):
+                for entry in tomllib.loads(path.read_text("utf8"))["claim"]:
+                    records[entry["id"]] = _read(entry)
+        return dict(sorted(records.items(), key=lambda item: _order(item[0])))
+
+    def __getitem__(self, key: str) -> Claim:
+        wanted = str(key).strip()
+        for candidate in (wanted, wanted.upper(), f"{wanted}a", f"{wanted[:1].upper()}{wanted[1:].lower()}"):
+            if candidate in self._records:
+                return self._records[candidate]
+        raise UnknownName("claim", key, self._records)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._records)
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def __repr__(self) -> str:
+        return f"<{len(self)} claims: {', '.join(list(self)[:4])}, ...>"
+
+
+def _read(entry: dict[str, Any]) -> Claim:
+    cases = tuple(Case(**case) for case in entry.pop("case", ()))
+    return Claim(printed_returns=entry.pop("printed", {}), cases=cases, **entry)
+
+
+def _order(identifier: str) -> tuple[str, int, str]:
+    match = re.fullmatch(r"([A-Z])-(\d+)([a-z]?)", identifier)
+    if match is None:
+        return identifier, 0, ""
+    letter, number, suffix = match.groups()
+    return letter, int(number), suffix
+
+
+claims = Claims()

@@ -1,0 +1,23 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    folder = os.environ.get("PRUNUS_DATA", "")
+    if folder and Path(folder).is_dir():
+        return
+    reason = "needs the public data sets: set PRUNUS_DATA to the folder that holds them"
+    for item in items:
+        if item.get_closest_marker("data"):
+            item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.fixture(scope="session")
+def data_folder() -> Path:
+    return Path(os.environ["PRUNUS_DATA"])

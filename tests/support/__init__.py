@@ -1,0 +1,12 @@
+"""Helpers the tests share: reduced counts in `make test`, full counts in `make prove`."""
+
+from __future__ import annotations
+
+import os
+
+PROVING = os.environ.get("PRUNUS_PROVE") == "1"
+
+
+def scale(count: int, *, full: int) -> int:
+    """The reduced count normally, the full one under `make prove`."""
+    return full if PROVING else count
