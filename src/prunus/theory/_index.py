@@ -28,6 +28,7 @@ class Case:
     expect: Mapping[str, Any]
     tolerance: float = 1e-9
     absolute: float = 0.0
+    printed: bool = False
 
 
 @dataclass(frozen=True, eq=False)
