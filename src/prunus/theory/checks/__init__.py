@@ -41,8 +41,8 @@ def check(*claims: str, method: str) -> Callable[[Callable[[], str]], Callable[[
     return register
 
 
-def all_checks() -> dict[str, Check]:
-    """Every check of every subject, by name."""
-    for module in MODULES:
+def all_checks(*modules: str) -> dict[str, Check]:
+    """Every check of these subjects, by name; of all subjects where none is named."""
+    for module in modules or MODULES:
         importlib.import_module(f"prunus.theory.checks.{module}")
-    return dict(_registry)
+    return {name: item for name, item in _registry.items() if name.split(".")[0] in (modules or MODULES)}

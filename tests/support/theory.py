@@ -1,0 +1,74 @@
+"""Reference cases of the claims as test parameters, and the comparison at their tolerance."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+
+from prunus.theory import Case, Claim, claims
+from prunus.theory.checks import Check, all_checks
+
+
+def cases(*modules: str, letters: str = "") -> list[Any]:
+    """Every case of the claims of these modules, as (claim, case) with the claim's id in the test's name.
+
+    `letters` keeps only the ids that begin with one of these letters: "B" for "B-3".
+    """
+    found = []
+    for claim in claims.values():
+        if claim.module in modules and (not letters or claim.id[0] in letters):
+            for number, case in enumerate(claim.cases):
+                suffix = "-printed" if case.printed else ""
+                found.append(pytest.param(claim, case, id=f"{claim.id}-{number}{suffix}"))
+    return found
+
+
+def verify(claim: Claim, case: Case) -> None:
+    """Evaluate the claim (or its printed form, where the case is one of print) and compare what the case lists."""
+    result = claim.printed(**case.given) if case.printed else claim(**case.given)
+    assert result is not None, f"{claim.id} has printed cases but no printed form"
+    for name, expected in case.expect.items():
+        message = f"{claim.id}: {name} is {result[name]!r}, expected {expected!r}"
+        assert agree(result[name], expected, case.tolerance, case.absolute), message
+
+
+def agree(value: Any, expected: Any, tolerance: float = 1e-9, absolute: float = 0.0) -> bool:
+    """Relative agreement, or within `absolute`; integers and booleans exact, lists elementwise."""
+    if isinstance(expected, Mapping):
+        return all(agree(value[key], item, tolerance, absolute) for key, item in expected.items())
+    if isinstance(expected, (list, tuple)):
+        items = np.asarray(value).tolist() if isinstance(value, np.ndarray) else list(value)
+        return len(items) == len(expected) and all(agree(a, b, tolerance, absolute) for a, b in zip(items, expected))
+    if isinstance(expected, bool):
+        return isinstance(value, (bool, np.bool_)) and bool(value) == expected
+    if isinstance(expected, int):
+        return not isinstance(value, (bool, np.bool_)) and value == expected
+    if isinstance(expected, str):
+        return bool(value == expected)
+    if math.isnan(expected):
+        return math.isnan(value)
+    if math.isinf(expected):
+        return bool(value == expected)
+    return abs(value - expected) <= max(tolerance * abs(expected), absolute)
+
+
+def checks_of(*modules: str) -> list[Any]:
+    """The registered checks of these modules as test parameters."""
+    wanted = [check for check in all_checks_of(modules) if check.name.split(".")[0] in modules]
+    return [pytest.param(check, id=check.name) for check in wanted]
+
+
+def all_checks_of(modules: Iterable[str]) -> list[Check]:
+    """The checks of these modules only, so that one subject can be tested while another is being written."""
+    return list(all_checks(*modules).values())
+
+
+def unchecked(*modules: str, letters: str = "") -> set[str]:
+    """Ids of claims without an independent check: must be empty."""
+    covered = {identifier for check in all_checks_of(modules) for identifier in check.claims}
+    wanted = {c.id for c in claims.values() if c.module in modules and (not letters or c.id[0] in letters)}
+    return wanted - covered
