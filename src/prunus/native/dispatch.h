@@ -1,0 +1,37 @@
+// Which instruction set runs: the best one the processor has, or the one PRUNUS_CPU names (portable, avx2, avx512).
+#pragma once
+
+#include <cstdlib>
+#include <cstring>
+
+namespace prunus {
+
+enum class Level { portable = 0, avx2 = 1, avx512 = 2 };
+
+inline const char *level_name(Level level) {
+    return level == Level::avx512 ? "avx512" : level == Level::avx2 ? "avx2" : "portable";
+}
+
+inline Level best_level() {
+#ifdef PRUNUS_X86
+    __builtin_cpu_init();
+    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+        __builtin_cpu_supports("avx512vl"))
+        return Level::avx512;
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return Level::avx2;
+#endif
+    return Level::portable;
+}
+
+// A forced level above what the processor has is lowered to what it has: the request can never crash.
+inline Level chosen_level() {
+    const Level best = best_level();
+    const char *forced = std::getenv("PRUNUS_CPU");
+    if (forced == nullptr) return best;
+    Level wanted = best;
+    if (std::strcmp(forced, "portable") == 0) wanted = Level::portable;
+    if (std::strcmp(forced, "avx2") == 0) wanted = Level::avx2;
+    return wanted < best ? wanted : best;
+}
+
+}  // namespace prunus
