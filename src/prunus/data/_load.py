@@ -1,0 +1,100 @@
+"""Data sets by name."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakValueDictionary
+
+from torch.utils.data import Dataset
+
+from prunus._by_path import describe as describe_error
+from prunus._by_path import import_object, is_import_path
+from prunus.data import images
+from prunus.data.files import data_folder
+from prunus.data.labelled import Labelled
+from prunus.errors import BadInput, UnknownName
+
+
+@dataclass(frozen=True)
+class Source:
+    """One data set: how to read it and what to expect of it.
+
+    `expected` says which files are looked for, as part of a sentence; None where the set travels with the package.
+    `input` is the shape of one example.
+    """
+
+    name: str
+    title: str
+    read: Callable[..., Labelled]
+    splits: tuple[str, ...]
+    input: tuple[int, ...]
+    classes: int
+    expected: str | None = None
+
+
+_SOURCES = {
+    source.name: source for source in (Source("digits", "The digits", images.digits, ("train", "test"), (64,), 10),)
+}
+
+# A set that somebody still holds is handed out again instead of being decoded a second time.
+_HELD: WeakValueDictionary[tuple[str, str, str], Labelled] = WeakValueDictionary()
+
+
+def names() -> tuple[str, ...]:
+    """The names `load` knows."""
+    return tuple(_SOURCES)
+
+
+def describe(name: str) -> Source:
+    """What is known about a data set before it is read."""
+    if name not in _SOURCES:
+        raise UnknownName("data set", name, _SOURCES)
+    return _SOURCES[name]
+
+
+def load(name: str, split: str = "train", folder: str | os.PathLike[str] | None = None) -> Dataset[Any]:
+    """A data set of (input, label) pairs.
+
+    `name` is one of `names()`, or "package.module:dataset" for the user's own: a torch Dataset, or a function that
+    returns one and may take `split` and `folder`. `folder` holds the files of the public sets, each set in a subfolder
+    of its name or directly; the default is the environment variable PRUNUS_DATA.
+    """
+    if name not in _SOURCES and isinstance(name, str) and is_import_path(name):
+        return _from_path(name, split, folder)
+    source = describe(name)
+    if split not in source.splits:
+        raise UnknownName(f"split of {name}", split, source.splits)
+    if source.expected is None:
+        key = (name, split, "")
+        held = _HELD.get(key)
+        result = source.read(split) if held is None else held
+    else:
+        place = data_folder(folder, source.title, source.expected)
+        key = (name, split, str(place.resolve()))
+        held = _HELD.get(key)
+        result = source.read(place, split) if held is None else held
+    _HELD[key] = result
+    return result
+
+
+def _from_path(path: str, split: str, folder: str | os.PathLike[str] | None) -> Dataset[Any]:
+    found = import_object(path, "data set")
+    if callable(found) and not isinstance(found, Dataset):
+        try:
+            found = found(**_accepted(found, {"split": split, "folder": folder}))
+        except Exception as error:
+            raise BadInput(f"The data set {path} failed with {describe_error(error)}.") from error
+    if not (hasattr(found, "__getitem__") and hasattr(found, "__len__")):
+        raise BadInput(f"{path} gives a {type(found).__name__}: a data set has a length and (input, label) items.")
+    return found
+
+
+def _accepted(function: Callable[..., Any], offered: dict[str, Any]) -> dict[str, Any]:
+    """Those of the offered arguments that the function takes by name."""
+    parameters = inspect.signature(function).parameters
+    anything = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
+    return {key: value for key, value in offered.items() if anything or key in parameters}

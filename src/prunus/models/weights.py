@@ -1,0 +1,158 @@
+"""Trained weights from a file, checked completely before the model is touched.
+
+Read are safetensors files and torch files; the latter only with `weights_only=True`, which runs no code from the file.
+A torch file may hold the tensors by name, or a checkpoint with them under "state_dict", "model_state_dict" or "model".
+"""
+
+from __future__ import annotations
+
+import os
+import zipfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from prunus._by_path import describe
+from prunus.errors import BadFile, BadInput
+
+_PREFIXES = ("module.", "_orig_mod.")
+_WRAPPERS = ("state_dict", "model_state_dict", "model")
+_SHOWN = 3
+_T = TypeVar("_T")
+
+
+def load_weights(model: nn.Module, path: str | os.PathLike[str]) -> nn.Module:
+    """Fill `model` with the tensors of a file, in place; returns it.
+
+    Names are compared without the wrapper prefixes "module." and "_orig_mod." on both sides. The file must hold every
+    tensor of the model, no other, each of the right shape and finite; only batch norm's `num_batches_tracked`, which
+    old files lack, may be missing. On any error the model is as it was. A model on the meta device gets the file's
+    tensors as its own.
+    """
+    file = Path(path)
+    found = _stripped(read_tensors(file), f"the file {file}")
+    wanted = _stripped(model.state_dict(keep_vars=True), "the model")
+    _match(found, wanted, file)
+    ready = {name: _fitting(tensor, wanted[name], name, file) for name, tensor in found.items()}
+    with torch.no_grad():
+        if any(tensor.is_meta for tensor in wanted.values()):
+            long_names = {_strip(name): name for name in model.state_dict()}
+            model.load_state_dict(
+                {long_names[name]: tensor for name, tensor in ready.items()}, strict=False, assign=True
+            )
+        else:
+            for name, tensor in ready.items():
+                wanted[name].copy_(tensor)
+    return model
+
+
+def read_tensors(path: str | os.PathLike[str]) -> dict[str, Tensor]:
+    """The named tensors of a safetensors file or a torch file (`weights_only=True`), on the CPU."""
+    file = Path(path)
+    if not file.is_file():
+        raise BadFile(f"There is no weights file {file}: give the path of a safetensors or torch file.")
+    try:
+        content = _read_safetensors(file) if _looks_like_safetensors(file) else _read_torch(file)
+    except BadFile:
+        raise
+    except Exception as error:  # whatever the parsers raise on damaged bytes: the file is at fault
+        raise BadFile(
+            f"The weights file {file} cannot be read ({describe(error)}): it must be an undamaged safetensors file or "
+            "torch file that holds only tensors."
+        ) from error
+    return _named_tensors(content, file)
+
+
+def _looks_like_safetensors(file: Path) -> bool:
+    # An 8-byte length, then a JSON object; torch's zip files begin with "PK", its old ones with a pickle opcode.
+    if file.suffix == ".safetensors":
+        return True
+    with file.open("rb") as stream:
+        return stream.read(9)[8:] == b"{"
+
+
+def _read_safetensors(file: Path) -> Mapping[str, Tensor]:
+    from safetensors.torch import load_file
+
+    return load_file(file)
+
+
+def _read_torch(file: Path) -> Any:
+    if zipfile.is_zipfile(file):
+        with zipfile.ZipFile(file) as archive:  # torch does not compare the checksums of what it reads
+            damaged = archive.testzip()
+        if damaged is not None:
+            raise BadFile(f"The weights file {file} is damaged: the checksum of its part {damaged} does not match.")
+    return torch.load(file, map_location="cpu", weights_only=True)
+
+
+def _named_tensors(content: Any, file: Path) -> dict[str, Tensor]:
+    for key in _WRAPPERS:
+        if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
+            content = content[key]
+            break
+    if not isinstance(content, Mapping) or not content:
+        raise BadFile(f"The weights file {file} holds no tensors by name: save the model's state_dict().")
+    for name, tensor in content.items():
+        if not isinstance(name, str) or not isinstance(tensor, Tensor):
+            raise BadFile(
+                f"The weights file {file} holds a {type(tensor).__name__} under {name!r} where a named tensor is "
+                "expected: save the model's state_dict()."
+            )
+    return dict(content)
+
+
+def _strip(name: str) -> str:
+    while name.startswith(_PREFIXES):
+        name = name.removeprefix(_PREFIXES[0]).removeprefix(_PREFIXES[1])
+    return name
+
+
+def _stripped(tensors: Mapping[str, _T], owner: str) -> dict[str, _T]:
+    short = {_strip(name): tensor for name, tensor in tensors.items()}
+    if len(short) < len(tensors):
+        raise BadInput(f"Two tensors of {owner} have the same name without their wrapper prefixes: rename one.")
+    return short
+
+
+def _match(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor], file: Path) -> None:
+    missing = [name for name in wanted if name not in found and not name.endswith("num_batches_tracked")]
+    extra = [name for name in found if name not in wanted]
+    if missing or extra:
+        parts = [f"lacks {_listed(missing)}"] if missing else []
+        parts += [f"holds {_listed(extra)}, which the model does not have"] if extra else []
+        raise BadFile(f"The weights file {file} {' and '.join(parts)}: check that it was saved from this model.")
+    wrong = [
+        f"{name} (file {tuple(found[name].shape)}, model {tuple(tensor.shape)})"
+        for name, tensor in wanted.items()
+        if name in found and found[name].shape != tensor.shape
+    ]
+    if wrong:
+        raise BadFile(
+            f"The weights file {file} has other shapes than the model for {_listed(wrong)}: check that it was saved "
+            "from this model and width."
+        )
+
+
+def _fitting(tensor: Tensor, target: Tensor, name: str, file: Path) -> Tensor:
+    """`tensor` in the dtype of `target`, finite."""
+    kind = (tensor.is_floating_point(), tensor.is_complex(), tensor.is_sparse)
+    if kind != (target.is_floating_point(), target.is_complex(), target.is_sparse):
+        raise BadFile(
+            f"The weights file {file} holds {name} as {tensor.dtype} where the model has {target.dtype}: save it as "
+            "dense floating point."
+        )
+    cast = tensor.to(target.dtype)
+    if (cast.is_floating_point() or cast.is_complex()) and not torch.isfinite(cast).all():
+        count = int((~torch.isfinite(cast)).sum())
+        raise BadFile(f"The weights file {file} holds {count} NaN or infinite values in {name}: use finite weights.")
+    return cast
+
+
+def _listed(names: Iterable[str]) -> str:
+    every = list(names)
+    shown = ", ".join(every[:_SHOWN])
+    return shown if len(every) <= _SHOWN else f"{shown} and {len(every) - _SHOWN} more"
