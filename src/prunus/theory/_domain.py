@@ -109,3 +109,26 @@ def _range(low: float | None, high: float | None, *, open_low: bool = False, ope
     if high is not None:
         return f" {'below' if open_high else 'of at most'} {high:.10g}"
     return ""
+
+
+def reals(
+    name: str,
+    value: ArrayLike,
+    low: float | None = None,
+    high: float | None = None,
+    *,
+    open_low: bool = False,
+    open_high: bool = False,
+) -> NDArray[np.float64]:
+    """Like `real` for a number or an array of any shape: every entry must lie between low and high."""
+    if np.ndim(value) == 0:
+        return np.asarray(real(name, value, low, high, open_low=open_low, open_high=open_high))
+    result = array(name, value)
+    for extreme in (result.min(), result.max()):
+        real(f"every entry of {name}", extreme, low, high, open_low=open_low, open_high=open_high)
+    return result
+
+
+def plain(value: Any) -> Any:
+    """A Python float for a zero-dimensional array, the array itself otherwise."""
+    return float(value) if np.ndim(value) == 0 else value
