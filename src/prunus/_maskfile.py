@@ -53,7 +53,9 @@ def read_masks(path: Path) -> Masks:
     if metadata.get("format") != FORMAT:
         raise BadFile(f"{path} is a safetensors file but does not hold masks; Masks.save writes such files.")
     if metadata.get("version") != VERSION:
-        raise BadFile(f"{path} has version {metadata.get('version')!r} of the mask format; this Prunus reads {VERSION}.")
+        raise BadFile(
+            f"{path} has version {metadata.get('version')!r} of the mask format; this Prunus reads {VERSION}."
+        )
     shapes_text, notes_text = metadata.get("shapes", ""), metadata.get("notes", "")
     if metadata.get("checksum") != _checksum(bits, shapes_text, notes_text):
         raise BadFile(f"{path} is damaged: its checksum does not match its content; save the masks again.")

@@ -11,6 +11,7 @@ each layer gets. `sparsity` is always the fraction of zeros and `density` its co
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -39,6 +40,7 @@ __all__ = [
     "check_sparsity",
     "reproduction",
     "reproductions",
+    "whole",
 ]
 
 
@@ -201,8 +203,13 @@ class Masks(Mapping[str, Tensor]):
 
     def __repr__(self) -> str:
         rows = self.layers
-        lines = [f"Masks over {len(rows)} tensors, {sum(row.total for row in rows):,} weights, sparsity {self.sparsity:.4f}"]
-        lines += [f"  {row.name}  {'x'.join(map(str, row.shape))}  keeps {row.kept:,}  ({row.sparsity:.4f})" for row in rows[:8]]
+        lines = [
+            f"Masks over {len(rows)} tensors, {sum(row.total for row in rows):,} weights, sparsity {self.sparsity:.4f}"
+        ]
+        lines += [
+            f"  {row.name}  {'x'.join(map(str, row.shape))}  keeps {row.kept:,}  ({row.sparsity:.4f})"
+            for row in rows[:8]
+        ]
         return "\n".join(lines + ([f"  ... and {len(rows) - 8} more"] if len(rows) > 8 else []))
 
 
@@ -239,8 +246,11 @@ Score = Callable[[ScoreContext], Mapping[str, Tensor]]
 class Pattern(Protocol):
     """Which sets of zeros are allowed inside one weight."""
 
-    def mask(self, scores: Tensor, weight: Weight, drop: int, *, absolute: bool = False) -> Tensor:
-        """True where kept: as close to `drop` zeros as the pattern allows, ties by position."""
+    def mask(self, scores: Tensor, weight: Weight, sparsity: float, *, absolute: bool = False) -> Tensor:
+        """True where kept: as close to this fraction of zeros as the pattern allows, ties by position.
+
+        With `absolute` the scores rank by magnitude, so that weights themselves can serve as scores without a copy.
+        """
         ...
 
     def units(self, scores: Tensor, weight: Weight, *, absolute: bool = False) -> tuple[Tensor, int]:
@@ -252,8 +262,13 @@ class Pattern(Protocol):
         ...
 
 
-Allocation = Callable[[Mapping[str, Weight], Mapping[str, Tensor], float, Pattern, bool], Mapping[str, int]]
-"""(weights, scores, sparsity, pattern, absolute) -> how many weights each tensor loses."""
+Allocation = Callable[[Mapping[str, Weight], Mapping[str, Tensor], float, Pattern, bool], Mapping[str, float]]
+"""(weights, scores, sparsity of the whole, pattern, absolute) -> the sparsity of each tensor."""
+
+
+def whole(sparsity: float, total: int) -> int:
+    """sparsity * total to the nearest whole number, halves upwards; safe against the last bits of the product."""
+    return math.floor(round(sparsity * total, 6) + 0.5)
 
 
 def check_sparsity(value: object, where: str = "") -> float:
@@ -317,7 +332,9 @@ class Reproduction:
 reproductions: dict[str, Reproduction] = {}
 
 
-def reproduction(id: str, title: str, source: str, **details: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def reproduction(
+    id: str, title: str, source: str, **details: Any
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Register a function as the reproduction of a published result; refuses a second one under the same id."""
 
     def register(run: Callable[..., Any]) -> Callable[..., Any]:

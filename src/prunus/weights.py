@@ -96,7 +96,7 @@ def rows_to_weight(rows: Tensor, shape: torch.Size, *, groups: int = 1, transpos
 
 
 def _prunable_attributes(module: nn.Module) -> Iterator[str]:
-    if isinstance(module, (nn.Linear, nn.Bilinear, *_CONVOLUTIONS, *_TRANSPOSED)):
+    if isinstance(module, (nn.Linear, *_CONVOLUTIONS, *_TRANSPOSED)):
         yield "weight"
     elif isinstance(module, (nn.RNNBase, nn.RNNCellBase)):
         yield from (name for name, _ in module.named_parameters(recurse=False) if _RECURRENT.fullmatch(name))

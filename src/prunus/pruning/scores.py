@@ -1,0 +1,265 @@
+"""Scores: what a weight is worth. Higher stays.
+
+A score is a function of a `ScoreContext` that returns a tensor for every weight. `register` makes one known by name:
+
+    @prunus.scores.register("mine")
+    def mine(context):
+        return {name: weight.parameter.abs() for name, weight in context.weights.items()}
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from prunus.contract import Score, ScoreContext
+from prunus.errors import BadInput
+from prunus.pruning._registry import Registry
+from prunus.weights import prunable_weights
+
+__all__ = ["ScoreRule", "names", "parse", "register"]
+
+
+@dataclass(frozen=True)
+class ScoreRule:
+    """A score and how to use it.
+
+    `absolute`: rank by magnitude (the function may then return the weights themselves). `rounds`: prune in that many
+    steps of geometrically falling density, scoring anew each time. `draws`: (wanted zeros, weights, generator) -> zeros,
+    for schemes whose count is itself random.
+    """
+
+    name: str
+    function: Score
+    absolute: bool = False
+    rounds: int = 1
+    draws: Callable[[int, int, torch.Generator], int] | None = None
+
+    def __call__(self, context: ScoreContext) -> Mapping[str, Tensor]:
+        with _undisturbed(context.model, context.seed):
+            return self.function(context)
+
+
+@contextlib.contextmanager
+def _undisturbed(model: nn.Module, seed: int) -> Iterator[None]:
+    """Running statistics and the global random state are afterwards what they were: scoring leaves no trace."""
+    kept = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for buffer, value in kept:
+                    buffer.copy_(value)
+
+
+_scores: Registry[ScoreRule] = Registry("score")
+
+
+def register(
+    name: str,
+    *,
+    absolute: bool = False,
+    rounds: int = 1,
+    draws: Callable[[int, int, torch.Generator], int] | None = None,
+    replace: bool = False,
+) -> Callable[[Score], Score]:
+    """Decorator: make a score available under `name`; a second one under the same name is refused."""
+
+    def add(function: Score) -> Score:
+        _scores.add(name, ScoreRule(name, function, absolute, rounds, draws), replace=replace)
+        return function
+
+    return add
+
+
+def names() -> tuple[str, ...]:
+    return tuple(_scores)
+
+
+def parse(score: str | Score | ScoreRule) -> ScoreRule:
+    if isinstance(score, str):
+        return _scores[score]
+    if isinstance(score, ScoreRule):
+        return score
+    if not callable(score):
+        raise BadInput(f"A score is a name or a function of a ScoreContext, not {type(score).__name__}.")
+    return ScoreRule(getattr(score, "__name__", "score"), score)
+
+
+# ------------------------------------------------------------------------------------------------------- without data
+
+
+@register("magnitude", absolute=True)
+def magnitude(context: ScoreContext) -> dict[str, Tensor]:
+    """|w|."""
+    return {name: weight.parameter.detach() for name, weight in context.weights.items()}
+
+
+@register("random")
+def random(context: ScoreContext) -> dict[str, Tensor]:
+    """A uniform draw: every set of zeros of the given count is equally likely (without replacement, ledger P-3)."""
+    generator = context.generator()
+    return {name: torch.rand(weight.shape, generator=generator) for name, weight in context.weights.items()}
+
+
+def _distinct(draws: int, total: int, generator: torch.Generator) -> int:
+    """How many different positions `draws` independent draws hit."""
+    hits = torch.zeros(total, dtype=torch.bool)
+    hits[torch.randint(total, (draws,), generator=generator)] = True
+    return int(hits.count_nonzero())
+
+
+@register("random-with-replacement", draws=_distinct)
+def random_with_replacement(context: ScoreContext) -> dict[str, Tensor]:
+    """Independent draws that may repeat, as in the closeness theorems: fewer zeros than asked for (ledger P-3).
+
+    The zeros are a uniform set of a random size, D (1 - (1 - 1/D)^N) on average for N draws from D weights.
+    """
+    return random(context)
+
+
+@register("synflow", rounds=100)
+def synflow(context: ScoreContext) -> dict[str, Tensor]:
+    """|w dR/dw| with R the sum of outputs of the network of absolute weights on an input of ones (Tanaka et al., 2020).
+
+    Looks at the data for their shape alone; pruned in 100 rounds.
+    """
+    model = copy.deepcopy(context.model).double().eval()
+    with torch.no_grad():
+        for tensor in (*model.parameters(), *model.buffers()):
+            if tensor.is_floating_point():
+                tensor.abs_()
+    inputs = next(_batches(context, "synflow"))[0]
+    ones = torch.ones_like(inputs[:1], dtype=torch.float64) if inputs.is_floating_point() else inputs[:1]
+    with torch.enable_grad():
+        _output(model(ones)).sum().backward()
+    return {
+        name: (weight.parameter * weight.parameter.grad).abs().detach() if weight.parameter.grad is not None
+        else torch.zeros_like(weight.parameter)
+        for name, weight in prunable_weights(model).items()
+        if name in context.weights
+    }  # fmt: skip
+
+
+# ------------------------------------------------------------------------------------------------------------ with data
+
+
+def _output(result: Any) -> Tensor:
+    """The tensor a model answers with, also where it answers with a record (`logits`) or a tuple."""
+    if isinstance(result, Tensor):
+        return result
+    if hasattr(result, "logits"):
+        return result.logits
+    if isinstance(result, (tuple, list)):
+        return _output(result[0])
+    raise BadInput(
+        f"The model answers with {type(result).__name__}; pass a model whose output is a tensor or has logits."
+    )
+
+
+def _batches(context: ScoreContext, score: str) -> Iterator[tuple[Tensor, Tensor | None]]:
+    """Batches of (inputs, labels) from a Dataset, an iterable of batches, or a pair of tensors."""
+    data = context.data
+    if data is None:
+        raise BadInput(
+            f"The score {score!r} looks at data: pass data=, a data set, an iterable of batches or a tensor."
+        )
+    if isinstance(data, Tensor):
+        data = [(data, None)]
+    elif isinstance(data, (tuple, list)) and len(data) == 2 and all(isinstance(part, Tensor) for part in data):
+        data = [tuple(data)]
+    elif isinstance(data, torch.utils.data.Dataset):
+        data = torch.utils.data.DataLoader(data, batch_size=128, shuffle=True, generator=context.generator(1))
+    found = False
+    for batch in data:
+        found = True
+        yield (batch, None) if isinstance(batch, Tensor) else (batch[0], batch[1])
+    if not found:
+        raise BadInput(f"The score {score!r} looks at data, but the data are empty.")
+
+
+def _gradients(context: ScoreContext, score: str, *, graph: bool) -> tuple[Tensor, list[Tensor]]:
+    """Loss of the first batch and the weights' gradients."""
+    inputs, labels = next(_batches(context, score))
+    if labels is None:
+        raise BadInput(f"The score {score!r} needs labels: pass data that give (inputs, labels).")
+    loss = context.loss or nn.functional.cross_entropy
+    with torch.enable_grad():
+        value = loss(_output(context.model(inputs)), labels)
+        parameters = [weight.parameter for weight in context.weights.values()]
+        return value, list(torch.autograd.grad(value, parameters, create_graph=graph, allow_unused=True))
+
+
+@register("snip", absolute=True)
+def snip(context: ScoreContext) -> dict[str, Tensor]:
+    """|w dL/dw| on one batch (Lee et al., 2019)."""
+    _, gradients = _gradients(context, "snip", graph=False)
+    return {
+        name: torch.zeros_like(weight.parameter) if gradient is None else (weight.parameter * gradient).detach()
+        for (name, weight), gradient in zip(context.weights.items(), gradients)
+    }
+
+
+@register("grasp")
+def grasp(context: ScoreContext) -> dict[str, Tensor]:
+    """w . (H g): what a weight adds to the flow of the gradient (Wang et al., 2020), on one batch."""
+    _, gradients = _gradients(context, "grasp", graph=True)
+    parameters = [weight.parameter for weight in context.weights.values()]
+    with torch.enable_grad():
+        flow = sum((gradient * gradient.detach()).sum() for gradient in gradients if gradient is not None)
+        products = torch.autograd.grad(flow, parameters, allow_unused=True)
+    return {
+        name: torch.zeros_like(weight.parameter) if product is None else (weight.parameter * product).detach()
+        for (name, weight), product in zip(context.weights.items(), products)
+    }
+
+
+@register("wanda", absolute=True)
+def wanda(context: ScoreContext) -> dict[str, Tensor]:
+    """|w| times the norm of the inputs it meets (Sun et al., 2024), from all the calibration data given.
+
+    A weight whose inputs cannot be seen (inside fused attention) is scored by its magnitude and the mean input norm.
+    """
+    squares: dict[int, Tensor] = {}
+    modules = {id(weight.module): weight.module for weight in context.weights.values()}
+    handles = [module.register_forward_hook(_record_inputs(squares)) for module in modules.values()]
+    try:
+        with torch.no_grad():
+            for inputs, _ in _batches(context, "wanda"):
+                context.model(inputs)
+    finally:
+        for handle in handles:
+            handle.remove()
+    scores = {}
+    for name, weight in context.weights.items():
+        norms = squares.get(id(weight.module))
+        rows = weight.rows(weight.parameter.detach())
+        if norms is not None and norms.numel() == rows.shape[2] * getattr(weight.module, "groups", 1):
+            groups = getattr(weight.module, "groups", 1)
+            per_row = norms.sqrt().reshape(groups, 1, 1, -1).expand(-1, rows.shape[0] // groups, 1, -1)
+            rows = rows * per_row.reshape(rows.shape[0], 1, -1).to(rows.dtype)
+        scores[name] = weight.unrows(rows)
+    return scores
+
+
+def _record_inputs(squares: dict[int, Tensor]) -> Callable[[nn.Module, Any, Any], None]:
+    """Adds up the squares of each input channel over samples and positions."""
+
+    def hook(module: nn.Module, inputs: Iterable[Any], _: Any) -> None:
+        value = next((item for item in inputs if isinstance(item, Tensor)), None)
+        if value is None or not value.is_floating_point():
+            return
+        convolution = hasattr(module, "kernel_size")
+        channels_last = value.transpose(1, -1) if convolution and value.dim() > 2 else value
+        square = channels_last.detach().double().square().reshape(-1, channels_last.shape[-1]).sum(0)
+        squares[id(module)] = squares.get(id(module), torch.zeros_like(square)) + square
+
+    return hook
