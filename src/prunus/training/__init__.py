@@ -1,0 +1,25 @@
+"""Training: the plain loop with resume, tickets (edge-popup, IteRand), iterative magnitude pruning, gradual pruning.
+
+    history = prunus.training.fit(model, train, length="20ep", test=test)
+    history[-1].test_accuracy
+
+Every run is the same loop with other callbacks; see `loop.py`, which is short.
+"""
+
+from __future__ import annotations
+
+from prunus.training.history import Callback, History, Record
+from prunus.training.loop import Run, fit
+from prunus.training.objective import evaluate
+from prunus.training.settings import FitConfig, Schedule
+
+__all__ = [
+    "Callback",
+    "FitConfig",
+    "History",
+    "Record",
+    "Run",
+    "Schedule",
+    "evaluate",
+    "fit",
+]

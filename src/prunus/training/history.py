@@ -1,0 +1,108 @@
+"""What a run reports: one record per epoch, and the callbacks that hear of it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from prunus.training.loop import Run
+
+
+@dataclass(frozen=True)
+class Record:
+    """The state after an epoch (or after the last, partial one).
+
+    epoch: epochs done, from 1; step: optimizer steps done; loss and accuracy: means over the epoch's training batches
+    as they were seen; test_loss and test_accuracy: on the test data, where given; seconds: training time so far; lr:
+    rate of the epoch's last step; sparsity: fraction of zeros in the masked weights, where masks are held.
+    """
+
+    epoch: int
+    step: int
+    loss: float
+    accuracy: float | None
+    test_loss: float | None
+    test_accuracy: float | None
+    seconds: float
+    lr: float
+    sparsity: float | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields as plain JSON."""
+        return dataclasses.asdict(self)
+
+    def __str__(self) -> str:
+        parts = [f"epoch {self.epoch}", f"loss {self.loss:.4f}"]
+        if self.accuracy is not None:
+            parts.append(f"accuracy {self.accuracy:.4f}")
+        if self.test_accuracy is not None:
+            parts.append(f"test accuracy {self.test_accuracy:.4f}")
+        if self.sparsity is not None:
+            parts.append(f"sparsity {self.sparsity:.3f}")
+        return ", ".join([*parts, f"{self.seconds:.1f} s"])
+
+
+class History(list[Record]):
+    """Records in order. `notes` holds what the run has to say beside them, such as a damaged checkpoint passed over."""
+
+    def __init__(self, records: Iterable[Record] = (), notes: Iterable[str] = ()) -> None:
+        super().__init__(records)
+        self.notes = list(notes)
+
+    def to_dicts(self) -> list[dict[str, Any]]:
+        """The records as plain JSON."""
+        return [record.to_dict() for record in self]
+
+    @classmethod
+    def from_dicts(cls, rows: Iterable[Mapping[str, Any]]) -> History:
+        """The inverse of `to_dicts`."""
+        return cls(Record(**row) for row in rows)
+
+
+class Callback:
+    """What may happen during a run: subclass it and override what you need.
+
+    A callback with a `name` keeps its `state_dict` in the run's checkpoints: tensors, numbers or text.
+    """
+
+    name: str = ""
+
+    def start(self, run: Run) -> None:
+        """Before the first step, after a checkpoint was read."""
+
+    def before_step(self, run: Run) -> None:
+        """Before the forward pass of step `run.step`."""
+
+    def after_backward(self, run: Run) -> None:
+        """Gradients are there (averaged over processes), the optimizer has not moved."""
+
+    def after_step(self, run: Run) -> None:
+        """The optimizer has moved; `run.step` still names the step just made."""
+
+    def epoch_end(self, run: Run, record: Record) -> None:
+        """A record was added to the history."""
+
+    def finish(self, run: Run) -> None:
+        """After the last step, or when the run fails."""
+
+    def state_dict(self) -> dict[str, Tensor | float | int | str]:
+        """What a resumed run needs."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take back what `state_dict` gave."""
+
+
+class EachEpoch(Callback):
+    """A plain function of the record as a callback."""
+
+    def __init__(self, function: Any) -> None:
+        self.function = function
+
+    def epoch_end(self, run: Run, record: Record) -> None:
+        self.function(record)

@@ -1,0 +1,329 @@
+"""The plain training loop, and `fit`.
+
+A run's state is data: weights, optimizer moments, the penalty's vectors, what callbacks keep, and a step number. The
+learning rate, the order of the samples and every random stream are pure functions of (settings, step), so a run that is
+killed and resumed makes the very steps it would have made.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+from prunus.contract import Duration, Masks
+from prunus.errors import BadInput, RunFailed
+from prunus.training import distributed
+from prunus.training.batches import Batches, fingerprint, isolated
+from prunus.training.checkpoints import Checkpoints, digest, pack_optimizer, require_same, unpack_optimizer
+from prunus.training.history import Callback, EachEpoch, History, Record
+from prunus.training.objective import Objective, correct, evaluate
+from prunus.training.settings import FitConfig, Schedule, interval
+
+
+def fit(
+    model: nn.Module,
+    data: Dataset,
+    length: str | Duration = "10ep",
+    config: FitConfig | None = None,
+    masks: Masks | None = None,
+    test: Dataset | None = None,
+) -> History:
+    """Train `model` in place for `length` ("20ep" or "5000it") and return one record per epoch.
+
+    With `masks` the weights they drop are set to zero and held there. With `config.folder` the run keeps checkpoints,
+    and with `config.resume` it goes on from the newest and ends in the bytes an unbroken run ends in.
+    """
+    return Run(model, data, length, config or FitConfig(), masks=masks, test=test).train()
+
+
+@dataclass
+class Tally:
+    """Sums over the epoch so far."""
+
+    loss: float = 0.0
+    right: float = 0.0
+    count: float = 0.0
+    counted: bool = True
+
+    def add(self, loss: float, right: int | None, count: int) -> None:
+        self.loss += loss * count
+        self.right += right or 0
+        self.count += count
+        self.counted = self.counted and right is not None
+
+    def means(self) -> tuple[float, float | None]:
+        """Loss and accuracy; over all processes where there are several."""
+        loss, right, count = self.loss, self.right, self.count
+        if distributed.place()[1] > 1:
+            loss, right, count = distributed.sum_numbers(loss, right, count)
+        return loss / max(count, 1.0), right / max(count, 1.0) if self.counted else None
+
+
+@dataclass
+class Run:
+    """One training run. `fit` makes one; tickets and gradual pruning make one with their own callbacks.
+
+    `parameters` are what the optimizer moves (all that require a gradient, unless given); `start` is the step the run
+    begins at, on the schedule of the whole length (rewinding); `about` is anything else a resumed run must agree on.
+    """
+
+    model: nn.Module
+    data: Dataset
+    length: str | Duration
+    config: FitConfig
+    masks: Masks | None = None
+    test: Dataset | None = None
+    parameters: Sequence[nn.Parameter] | None = None
+    callbacks: Sequence[Callback] = ()
+    start: int = 0
+    about: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        duration, config = Duration.parse(self.length), self.config
+        self.rank, self.world = distributed.place()
+        self.batches = Batches(self.data, config.batch_size, config.seed, config.augment, config.workers)
+        self.per_epoch = self.batches.per_epoch
+        self.total = duration.steps(self.per_epoch)
+        self.by_epoch = duration.unit == "ep"
+        self.schedule: Schedule = config.plan(self.total)
+        self.step, self.seconds, self.lr = self.start, 0.0, config.lr
+        self.history, self.tally = History(), Tally()
+        if self.parameters is None:
+            self.parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        if not self.parameters:
+            raise BadInput("The model has no parameter that requires a gradient: there is nothing to train.")
+        self.optimizer = config.make_optimizer(list(self.parameters))
+        self.objective = Objective(self.model, config)
+        self.device = next(iter(self.parameters)).device
+        self.hooks: list[Callback] = [*self.callbacks, *_wrapped(config.callbacks)]
+        self.hold: Any = None
+        if config.tensorboard is not None and self.rank == 0:
+            from prunus.training.tensorboard import TensorBoard
+
+            self.hooks.append(TensorBoard(config.tensorboard))
+        self.checkpoints = Checkpoints(config.folder, config.keep) if config.folder is not None else None
+        self.saved_step, self.saved_time = -1, time.monotonic()
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the current step, from 0."""
+        return self.step // self.per_epoch
+
+    # ------------------------------------------------------------------------------------------------------------ loop
+
+    def train(self) -> History:
+        """Make the steps that are left; returns the history."""
+        was_training = self.model.training
+        self.model.train()
+        with ExitStack() as stack:
+            stack.callback(self.model.train, was_training)
+            stack.enter_context(isolated())
+            for hook in self.hooks:
+                stack.callback(hook.finish, self)
+            if self.masks is not None:
+                self.set_masks(self.masks)
+            stack.callback(self._let_go)
+            self._resume()
+            self._require_equal_ranks()
+            self._save(force=True)  # the initial weights too: a run killed early starts again from the same ones
+            for hook in self.hooks:
+                hook.start(self)
+            display = stack.enter_context(_display(self))
+            while self.step < self.total:
+                self._epoch(display)
+            self._save(force=True)
+        return self.history
+
+    def set_masks(self, masks: Masks) -> None:
+        """Hold these masks from now on, in place of those held before."""
+        self._let_go()
+        self.masks = masks.to(self.device)
+        self.hold = self.masks.hold(self.model, self.optimizer)
+
+    def _let_go(self) -> None:
+        if self.hold is not None:
+            self.hold.remove()
+            self.hold = None
+
+    def _epoch(self, display: Any) -> None:
+        end = min(self.total, (self.epoch + 1) * self.per_epoch)
+        for inputs, labels, share in self.batches.from_step(self.step, self.rank, self.world):
+            began = time.perf_counter()
+            self._step(inputs.to(self.device), labels.to(self.device), share)
+            self.step += 1
+            self.seconds += time.perf_counter() - began
+            display.update(self)
+            if self.step >= end:
+                break
+            self._save()
+        self._close_epoch()
+        self._save()
+
+    def _step(self, inputs: Tensor, labels: Tensor, share: float) -> None:
+        self.lr = self.schedule.rate(self.config.lr, self.step, self.total, self.per_epoch, self.by_epoch)
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.lr
+        for hook in self.hooks:
+            hook.before_step(self)
+        self.model.zero_grad(set_to_none=True)
+        if len(labels):
+            whole, plain, outputs = self.objective(inputs, labels)
+            loss = float(plain.detach())
+            if not torch.isfinite(whole):
+                self._fail(f"The loss became {float(whole.detach())}")
+            (whole if self.world == 1 else whole * share).backward()
+            self.tally.add(loss, correct(outputs.detach(), labels), len(labels))
+        if self.world > 1:
+            distributed.sum_gradients(p for p in self.model.parameters() if p.requires_grad)
+            distributed.broadcast_buffers(self.model)
+        for hook in self.hooks:
+            hook.after_backward(self)
+        if self.config.clip is not None:
+            nn.utils.clip_grad_norm_(list(self.parameters or ()), self.config.clip)
+        self.optimizer.step()
+        for hook in self.hooks:
+            hook.after_step(self)
+
+    def _close_epoch(self) -> None:
+        loss, accuracy = self.tally.means()
+        test_loss, test_accuracy = None, None
+        if self.test is not None:
+            test_loss, test_accuracy = evaluate(
+                self.model, self.test, max(256, self.config.batch_size), self.config.loss
+            )
+        self._require_equal_ranks()
+        sparsity = self.masks.sparsity if self.masks is not None else None
+        epoch = -(-self.step // self.per_epoch)
+        self.history.append(
+            Record(epoch, self.step, loss, accuracy, test_loss, test_accuracy, self.seconds, self.lr, sparsity)
+        )
+        self.tally = Tally()
+        for hook in self.hooks:
+            hook.epoch_end(self, self.history[-1])
+
+    def _require_equal_ranks(self) -> None:
+        if self.world > 1:
+            distributed.require_equal(self.model.state_dict(), "The weights")
+            if self.masks is not None:
+                distributed.require_equal(self.masks, "The masks")
+
+    def _fail(self, what: str) -> None:
+        norms = ", ".join(f"{name} {float(p.detach().norm()):.3g}" for name, p in self.model.named_parameters())
+        kept = self.checkpoints.paths() if self.checkpoints is not None else []
+        good = f"the last good checkpoint is {kept[0]}" if kept else "no checkpoint was kept"
+        raise RunFailed(
+            f"{what} at step {self.step} (epoch {self.epoch + 1}, lr {self.lr:.3g}); {good}; try a smaller lr. "
+            f"Norms: {norms}."
+        )
+
+    # ----------------------------------------------------------------------------------------------------- checkpoints
+
+    def _agreement(self) -> dict[str, Any]:
+        """What a resumed run must share with the one that was started."""
+        shapes = {name: list(value.shape) for name, value in self.model.state_dict().items()}
+        return {
+            "length": str(Duration.parse(self.length)),
+            "start": self.start,
+            "processes": self.world,
+            "data": fingerprint(self.data),
+            "model": digest({}, str(sorted(shapes.items())))[:16],
+            "masks": digest(self.masks)[:16] if self.masks is not None and "masks" not in self.about else None,
+            **self.config.record(),
+            **self.about,
+        }
+
+    def _due(self) -> bool:
+        amount, unit = interval(self.config.every)
+        if unit == "min":
+            return time.monotonic() - self.saved_time >= 60.0 * amount
+        steps = max(1, Duration.parse(self.config.every).steps(self.per_epoch))
+        return self.step % steps == 0
+
+    def _save(self, force: bool = False) -> None:
+        if self.checkpoints is None or self.rank or self.step == self.saved_step or not (force or self._due()):
+            return
+        tensors = {f"model.{name}": value for name, value in self.model.state_dict().items()}
+        for name, value in tensors.items():
+            if value.is_floating_point() and not torch.isfinite(value).all():
+                self._fail(f"{name.removeprefix('model.')} holds values that are not finite")
+        moments, plain = pack_optimizer(self.optimizer)
+        tensors |= {f"optimizer.{name}": value for name, value in moments.items()}
+        kept: dict[str, Any] = {}
+        for name, source in self._stateful():
+            for key, value in source.state_dict().items():
+                if isinstance(value, Tensor):
+                    tensors[f"{name}.{key}"] = value
+                else:
+                    kept[f"{name}.{key}"] = value
+        record = {
+            "step": self.step,
+            "seconds": self.seconds,
+            "tally": [self.tally.loss, self.tally.right, self.tally.count, self.tally.counted],
+            "history": self.history.to_dicts(),
+            "notes": self.history.notes,
+            "optimizer": plain,
+            "kept": kept,
+            "agreement": self.agreed,
+        }
+        self.checkpoints.save(self.step, tensors, record)
+        self.saved_step, self.saved_time = self.step, time.monotonic()
+
+    def _stateful(self) -> list[tuple[str, Any]]:
+        return [("objective", self.objective), *((f"callback.{hook.name}", hook) for hook in self.hooks if hook.name)]
+
+    def _resume(self) -> None:
+        if self.checkpoints is None:
+            return
+        self.agreed = self._agreement()
+        if not self.config.resume:
+            if self.checkpoints.paths():
+                raise BadInput(
+                    f"{self.checkpoints.folder} already holds a run: give resume=True to go on with it, or another "
+                    "folder."
+                )
+            return
+        found = self.checkpoints.newest()
+        if found is None:
+            return
+        tensors, record, note = found
+        require_same(record["agreement"], self.agreed, Path(self.checkpoints.folder))
+        self._restore(tensors, record)
+        if note:
+            self.history.notes.append(note)
+
+    def _restore(self, tensors: Mapping[str, Tensor], record: Mapping[str, Any]) -> None:
+        def part(prefix: str, source: Mapping[str, Any]) -> dict[str, Any]:
+            return {name.removeprefix(prefix): value for name, value in source.items() if name.startswith(prefix)}
+
+        self.model.load_state_dict(part("model.", tensors))
+        unpack_optimizer(self.optimizer, part("optimizer.", tensors), record["optimizer"])
+        for name, source in self._stateful():
+            state = {**part(f"{name}.", tensors), **part(f"{name}.", record["kept"])}
+            if state:
+                source.load_state_dict(state)
+        self.step = self.saved_step = record["step"]
+        self.seconds = record["seconds"]
+        self.tally = Tally(*record["tally"])
+        self.history = History.from_dicts(record["history"])
+        self.history.notes.extend(record["notes"])
+
+
+def _wrapped(callbacks: Sequence[Any]) -> list[Callback]:
+    wrong = [item for item in callbacks if not isinstance(item, Callback) and not callable(item)]
+    if wrong:
+        raise BadInput(f"{wrong[0]!r} is no callback: give a Callback, or a function of a Record.")
+    return [item if isinstance(item, Callback) else EachEpoch(item) for item in callbacks]
+
+
+def _display(run: Run) -> Any:
+    from prunus.training.progress import display
+
+    return display(run)

@@ -1,0 +1,124 @@
+"""The loss of a batch, and the loss and accuracy over a data set."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+from prunus.errors import BadInput
+from prunus.training.batches import in_order
+from prunus.training.settings import FitConfig
+
+
+def kind_of(loss: str, outputs: Tensor, labels: Tensor) -> str:
+    """What "auto" means for these outputs and labels."""
+    if loss != "auto":
+        return loss
+    if labels.is_floating_point():
+        return "mse"
+    return "binary" if outputs.dim() == 1 or outputs.shape[-1] == 1 else "cross_entropy"
+
+
+def loss_of(loss: str | Callable[[Tensor, Tensor], Tensor], outputs: Tensor, labels: Tensor) -> Tensor:
+    """The mean loss of a batch."""
+    if not isinstance(loss, str):
+        return loss(outputs, labels)
+    kind = kind_of(loss, outputs, labels)
+    if kind == "cross_entropy":
+        if outputs.dim() < 2:
+            raise BadInput(
+                f"The model gives outputs of shape {tuple(outputs.shape)}; class scores (batch, classes) expected."
+            )
+        return F.cross_entropy(outputs, labels)
+    if kind == "binary":
+        return F.binary_cross_entropy_with_logits(outputs.reshape(labels.shape), labels.to(outputs.dtype))
+    return F.mse_loss(outputs.reshape(labels.shape), labels.to(outputs.dtype))
+
+
+def correct(outputs: Tensor, labels: Tensor) -> int | None:
+    """How many labels are predicted right; None where labels are real numbers."""
+    if labels.is_floating_point():
+        return None
+    if outputs.dim() == 1 or outputs.shape[-1] == 1:
+        return int(((outputs.reshape(labels.shape) > 0) == (labels > 0)).sum())
+    return int((outputs.argmax(1) == labels).sum())
+
+
+class Objective:
+    """The loss of a batch with the terms a `FitConfig` adds: spectral penalty, own penalty, distillation."""
+
+    def __init__(self, model: nn.Module, config: FitConfig) -> None:
+        self.model, self.config = model, config
+        self.spectral: Any = None
+        if config.spectral_penalty:
+            from prunus.operators import SpectralPenalty
+
+            self.spectral = SpectralPenalty(model, config.seed)
+        self.teacher = config.distill_from
+
+    def __call__(self, inputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """(whole objective, plain loss, outputs)."""
+        outputs = self.model(inputs)
+        plain = loss_of(self.config.loss, outputs, labels)
+        whole = plain
+        if self.teacher is not None:
+            weight = self.config.distill_weight
+            whole = (1.0 - weight) * plain + weight * self._distillation(inputs, outputs)
+        if self.spectral is not None:
+            whole = whole + self.config.spectral_penalty * self.spectral()
+        if self.config.penalty is not None:
+            whole = whole + self.config.penalty(self.model)
+        return whole, plain, outputs
+
+    def _distillation(self, inputs: Tensor, outputs: Tensor) -> Tensor:
+        """T^2 KL(teacher || student) of the outputs softened by the temperature T."""
+        assert self.teacher is not None
+        heat, training = self.config.temperature, self.teacher.training
+        self.teacher.eval()
+        with torch.no_grad():
+            target = F.log_softmax(self.teacher(inputs) / heat, dim=-1)
+        self.teacher.train(training)
+        softened = F.log_softmax(outputs / heat, dim=-1)
+        return heat * heat * F.kl_div(softened, target, reduction="batchmean", log_target=True)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The penalty's vectors, which carry over from step to step."""
+        return dict(self.spectral.state_dict()) if self.spectral is not None else {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """The inverse of `state_dict`."""
+        if self.spectral is not None:
+            self.spectral.load_state_dict(state)
+
+
+@torch.no_grad()
+def evaluate(
+    model: nn.Module,
+    data: Dataset,
+    batch_size: int = 256,
+    loss: str | Callable[[Tensor, Tensor], Tensor] = "auto",
+    limit: int | None = None,
+) -> tuple[float, float | None]:
+    """Mean loss and accuracy in evaluation mode over `data` (over `limit` batches of it); the mode is put back."""
+    training = model.training
+    model.eval()
+    total, hits, count = 0.0, 0, 0
+    counted = True
+    device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+    try:
+        for inputs, labels in in_order(data, batch_size, limit):
+            inputs, labels = inputs.to(device), labels.to(device)
+            outputs = model(inputs)
+            total += float(loss_of(loss, outputs, labels)) * len(labels)
+            right = correct(outputs, labels)
+            counted = counted and right is not None
+            hits += right or 0
+            count += len(labels)
+    finally:
+        model.train(training)
+    return total / count, hits / count if counted else None

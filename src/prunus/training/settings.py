@@ -1,0 +1,195 @@
+"""How a network is trained, as plain frozen data: the optimizer, the learning rate over time, what is kept on disk."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from prunus.contract import Duration
+from prunus.errors import BadInput, UnknownName
+
+OPTIMIZERS = ("sgd", "adam", "adamw")
+SHAPES = ("constant", "cosine", "step")
+SCHEDULES = (*SHAPES, "warmup")
+LOSSES = ("auto", "cross_entropy", "binary", "mse")
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The learning rate over time: `warmup`, then `shape`, then `cooldown` at a fixed rate.
+
+    `cosine` is lr_e = lr (1 + cos(pi e / E)) / 2 with e the epoch (ledger I-2); where the length is given in
+    iterations, e and E count those. `step` multiplies the rate by `factor` at each milestone; without milestones at one
+    half and at three quarters of the length. `warmup` rises linearly, per epoch, from lr/E to lr.
+    """
+
+    shape: str = "cosine"
+    warmup: str = "0ep"
+    milestones: tuple[str, ...] = ()
+    factor: float = 0.1
+    cooldown: str = "0ep"
+    cooldown_lr: float = 1e-5
+
+    def __post_init__(self) -> None:
+        if self.shape not in SHAPES:
+            raise UnknownName("shape of a schedule", self.shape, SHAPES)
+        for text in (self.warmup, self.cooldown, *self.milestones):
+            Duration.parse(text)
+
+    def rate(self, lr: float, step: int, total: int, per_epoch: int, by_epoch: bool = True) -> float:
+        """The learning rate of the step number `step` (from 0) in a run of `total` steps."""
+        warm = Duration.parse(self.warmup).steps(per_epoch)
+        cool = Duration.parse(self.cooldown).steps(per_epoch)
+        unit = per_epoch if by_epoch else 1
+        if step < warm:
+            return lr * (step // unit + 1) / max(1, math.ceil(warm / unit))
+        if cool and step >= total - cool:
+            return self.cooldown_lr
+        if self.shape == "constant":
+            return lr
+        if self.shape == "step":
+            marks = [Duration.parse(text).steps(per_epoch) for text in self.milestones]
+            marks = marks or [total // 2, 3 * total // 4]
+            return lr * self.factor ** sum(step >= mark for mark in marks)
+        done, all_ = (step - warm) // unit, max(1, math.ceil((total - warm - cool) / unit))
+        return 0.5 * lr * (1.0 + math.cos(math.pi * done / all_))
+
+
+@dataclass(frozen=True)
+class FitConfig:
+    """Everything about a training run but the model, the data and the length. All fields have working defaults.
+
+    Optimization
+        optimizer: "sgd", "adam" or "adamw"; lr: 0.1 for sgd and 0.001 for the others unless given; momentum, nesterov,
+        weight_decay; batch_size; clip: largest norm of the gradient.
+        schedule: "constant", "cosine", "step", "warmup" (a twentieth of the length, then cosine), or a `Schedule`.
+        loss: "auto" picks cross entropy for class labels, the logistic loss for one output and squares for real labels;
+        or a function of (outputs, labels).
+    Terms beside the loss
+        spectral_penalty: weight of the sum of squared spectral norms (ledger P-26; 2e-3 is a good one).
+        penalty: any function of the model, added as it is.
+        distill_from: a trained network; `distill_weight` of its softened outputs at `temperature`.
+    Data
+        augment: "none", "crop-flip", "resized-crop-flip", or a function of (inputs, generator); workers: processes for
+        data that is slow to read.
+    What is kept and shown
+        folder: where checkpoints go; every: "1ep", "500it" or "10min"; keep: how many; resume: go on from the newest.
+        tensorboard: a folder for its event files; progress: None shows a live line in a terminal.
+        callbacks: `Callback` objects, or functions of a `Record` called after every epoch.
+    """
+
+    optimizer: str = "sgd"
+    lr: float = None  # type: ignore[assignment]  # filled in below: it depends on the optimizer
+    momentum: float = 0.9
+    nesterov: bool = False
+    weight_decay: float = 1e-4
+    schedule: str | Schedule = "cosine"
+    batch_size: int = 64
+    clip: float | None = None
+    loss: str | Callable[[Tensor, Tensor], Tensor] = "auto"
+    spectral_penalty: float = 0.0
+    penalty: Callable[[nn.Module], Tensor] | None = None
+    distill_from: nn.Module | None = None
+    distill_weight: float = 0.5
+    temperature: float = 4.0
+    augment: str | Callable[[Tensor, torch.Generator], Tensor] = "none"
+    workers: int = 0
+    seed: int = 0
+    folder: str | Path | None = None
+    every: str = "1ep"
+    keep: int = 2
+    resume: bool = False
+    tensorboard: str | Path | None = None
+    progress: bool | None = None
+    callbacks: tuple[Any, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.optimizer not in OPTIMIZERS:
+            raise UnknownName("optimizer", self.optimizer, OPTIMIZERS)
+        if self.lr is None:
+            object.__setattr__(self, "lr", 0.1 if self.optimizer == "sgd" else 1e-3)
+        if isinstance(self.schedule, str) and self.schedule not in SCHEDULES:
+            raise UnknownName("schedule", self.schedule, SCHEDULES)
+        if isinstance(self.loss, str) and self.loss not in LOSSES:
+            raise UnknownName("loss", self.loss, LOSSES)
+        for name, low in (("lr", 0.0), ("weight_decay", 0.0), ("spectral_penalty", 0.0), ("momentum", 0.0)):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value >= low):
+                raise BadInput(f"{name} is {value!r}; it must be a finite number of at least {low:g}.")
+        for name, least in (("batch_size", 1), ("keep", 1), ("workers", 0)):
+            if getattr(self, name) < least:
+                raise BadInput(f"{name} is {getattr(self, name)!r}; it must be at least {least}.")
+        if not 0.0 <= self.distill_weight <= 1.0:
+            raise BadInput(f"distill_weight is {self.distill_weight!r}; it must lie in [0, 1].")
+        if self.temperature <= 0.0:
+            raise BadInput(f"temperature is {self.temperature!r}; it must be positive.")
+        if self.resume and self.folder is None:
+            raise BadInput("resume=True needs a folder: name the one that holds the run's checkpoints.")
+        interval(self.every)
+
+    def replace(self, **changes: Any) -> FitConfig:
+        """A copy with some fields changed."""
+        return dataclasses.replace(self, **changes)
+
+    def plan(self, total: int) -> Schedule:
+        """The schedule as a `Schedule`, with the short names spelt out for a run of `total` steps."""
+        if isinstance(self.schedule, Schedule):
+            return self.schedule
+        if self.schedule == "warmup":
+            return Schedule("cosine", warmup=f"{max(1, total // 20)}it")
+        return Schedule(self.schedule)
+
+    def make_optimizer(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+        """The optimizer over `parameters`, with the rate at its start value."""
+        if self.optimizer == "sgd":
+            nesterov = self.nesterov and self.momentum > 0.0
+            return torch.optim.SGD(
+                parameters, lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay, nesterov=nesterov
+            )
+        kind = torch.optim.Adam if self.optimizer == "adam" else torch.optim.AdamW
+        return kind(parameters, lr=self.lr, weight_decay=self.weight_decay)
+
+    def record(self) -> dict[str, Any]:
+        """The fields that decide the result, as JSON: what a resumed run must agree on."""
+        silent = {"folder", "every", "keep", "resume", "tensorboard", "progress", "callbacks", "workers"}
+        found: dict[str, Any] = {}
+        for field in dataclasses.fields(self):
+            if field.name not in silent:
+                found[field.name] = _plain(getattr(self, field.name))
+        return found
+
+
+def interval(text: str) -> tuple[float, str]:
+    """("1ep", "500it" or "10min") as a positive number and its unit."""
+    if text.endswith("min"):
+        try:
+            minutes = float(text[:-3])
+        except ValueError:
+            minutes = math.nan
+        if not minutes > 0.0:
+            raise BadInput(
+                f"every={text!r} is no interval: write epochs, iterations or minutes, as in '1ep' or '10min'."
+            )
+        return minutes, "min"
+    Duration.parse(text)
+    return 0.0, "steps"
+
+
+def _plain(value: Any) -> Any:
+    """Numbers and text as they are; a schedule as a dict; a network by the hash of its weights; functions by name."""
+    if isinstance(value, Schedule):
+        return dataclasses.asdict(value) | {"milestones": list(value.milestones)}
+    if isinstance(value, nn.Module):
+        from prunus.training.checkpoints import digest
+
+        return f"network {digest(value.state_dict())[:16]}"
+    if callable(value):
+        return f"{getattr(value, '__module__', '?')}.{getattr(value, '__qualname__', type(value).__qualname__)}"
+    return value

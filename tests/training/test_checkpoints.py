@@ -1,0 +1,203 @@
+from __future__ import annotations
+
+import multiprocessing
+import os
+import random
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from prunus.contract import Masks
+from prunus.errors import BadFile, BadInput
+from prunus.training import Callback, FitConfig, Schedule, fit
+from prunus.training.checkpoints import Checkpoints, read, write
+from support import scale
+from support.training import Noisy, conv_net, digits, fc, same_bytes
+
+
+class Stop(Exception):
+    """Ends a run in the middle, as a crash would."""
+
+
+class StopAt(Callback):
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def before_step(self, run) -> None:
+        if run.step == self.step:
+            raise Stop
+
+
+def half_masks(model: torch.nn.Module) -> Masks:
+    source = torch.Generator().manual_seed(5)
+    return Masks({n: torch.rand(p.shape, generator=source) < 0.5 for n, p in model.named_parameters() if p.dim() > 1})
+
+
+@pytest.mark.parametrize("options", [
+    {"optimizer": "sgd", "nesterov": True, "schedule": "warmup"},
+    {"optimizer": "adam", "schedule": "step"},
+    {"optimizer": "adamw", "schedule": Schedule("cosine", warmup="3it"), "weight_decay": 0.1},
+], ids=lambda options: options["optimizer"])  # fmt: skip
+@pytest.mark.parametrize("masked", [False, True])
+def test_a_resumed_run_ends_in_the_same_bytes(tmp_path: Path, options: dict, masked: bool) -> None:
+    """Dropout, batch norm, momentum, a data set with random transforms, masks, stops in the middle of an epoch."""
+    data = Noisy(130)
+    config = FitConfig(batch_size=32, seed=3, **options)
+    whole, broken = conv_net(), conv_net()
+    masks = half_masks(whole) if masked else None
+    expected = fit(whole, data, "4ep", config, masks=masks, test=data)
+    kept = config.replace(folder=tmp_path, resume=True, every="2it")
+    for stop in (1, 7, 8, 15):
+        with pytest.raises(Stop):
+            fit(broken, data, "4ep", kept.replace(callbacks=(StopAt(stop),)), masks=masks, test=data)
+        broken = conv_net(seed=stop)  # what the model held before is overwritten
+    history = fit(broken, data, "4ep", kept, masks=masks, test=data)
+    assert same_bytes(whole.state_dict(), broken.state_dict())
+    drop = ("seconds",)
+    rows = [[{k: v for k, v in row.items() if k not in drop} for row in h.to_dicts()] for h in (expected, history)]
+    assert rows[0] == rows[1]
+
+
+def test_a_finished_run_resumes_to_itself(tmp_path: Path) -> None:
+    train, _ = digits(100)
+    config = FitConfig(folder=tmp_path, resume=True)
+    model = fc()
+    first = fit(model, train, "2ep", config)
+    other = fc(seed=9)
+    second = fit(other, train, "2ep", config)
+    assert same_bytes(model.state_dict(), other.state_dict())
+    assert first == second
+
+
+def test_a_used_folder_is_not_overwritten(tmp_path: Path) -> None:
+    train, _ = digits(100)
+    fit(fc(), train, "1ep", FitConfig(folder=tmp_path))
+    with pytest.raises(BadInput, match="already holds a run"):
+        fit(fc(), train, "1ep", FitConfig(folder=tmp_path))
+
+
+def test_a_run_with_other_settings_or_data_is_refused_with_the_difference(tmp_path: Path) -> None:
+    train, _ = digits(100)
+    config = FitConfig(folder=tmp_path, resume=True)
+    fit(fc(), train, "1ep", config)
+    with pytest.raises(BadInput, match=r"lr=0\.1, batch_size=64 .* lr=0\.2, batch_size=32"):
+        fit(fc(), train, "1ep", config.replace(lr=0.2, batch_size=32))
+    with pytest.raises(BadInput, match=r"length='1ep'.*length='2ep'"):
+        fit(fc(), train, "2ep", config)
+    with pytest.raises(BadInput, match="data='100 samples"):
+        fit(fc(), digits(99)[0], "1ep", config)
+    with pytest.raises(BadInput, match="model="):
+        fit(fc("64-16-10"), train, "1ep", config)
+    with pytest.raises(BadInput, match="masks="):
+        fit(fc(), train, "1ep", config, masks=half_masks(fc()))
+    fit(fc(), train, "1ep", config.replace(every="3it", keep=5))  # where it is kept may differ
+
+
+def test_a_damaged_checkpoint_is_passed_over_and_that_is_said(tmp_path: Path) -> None:
+    train, _ = digits(200)
+    config = FitConfig(batch_size=50, folder=tmp_path, resume=True, keep=3)
+    whole = fc()
+    fit(whole, train, "3ep", config)
+    newest = Checkpoints(tmp_path).paths()[0]
+    content = bytearray(newest.read_bytes())
+    content[-5] ^= 0x10
+    newest.write_bytes(content)
+    again = fc(seed=4)
+    with pytest.warns(UserWarning, match=r"step-0000000012\.safetensors .* is damaged"):
+        history = fit(again, train, "3ep", config)
+    assert "is damaged" in history.notes[0]
+    assert same_bytes(whole.state_dict(), again.state_dict())
+
+
+def test_where_all_checkpoints_are_damaged_the_run_is_refused(tmp_path: Path) -> None:
+    train, _ = digits(100)
+    config = FitConfig(folder=tmp_path, resume=True)
+    fit(fc(), train, "2ep", config)
+    for path in Checkpoints(tmp_path).paths():
+        path.write_bytes(path.read_bytes()[:-7])
+    with pytest.raises(BadFile, match="Every checkpoint"):
+        fit(fc(), train, "2ep", config)
+
+
+def test_any_flipped_or_lost_byte_is_noticed(tmp_path: Path) -> None:
+    path = tmp_path / "one.safetensors"
+    write(path, {"a": torch.arange(8.0), "b": torch.tensor([True, False])}, {"step": 3})
+    tensors, record = read(path)
+    assert record == {"step": 3}
+    assert torch.equal(tensors["a"], torch.arange(8.0))
+    good = path.read_bytes()
+    source = random.Random(0)
+    for position in source.sample(range(len(good)), scale(100, full=len(good))):
+        bad = bytearray(good)
+        bad[position] ^= 1 << source.randrange(8)
+        path.write_bytes(bad)
+        try:
+            tensors, record = read(path)
+        except BadFile:
+            continue
+        # only padding of the header may change unseen
+        assert record == {"step": 3}
+        assert torch.equal(tensors["a"], torch.arange(8.0))
+        assert good[position : position + 1] == b" "
+    for size in range(0, len(good), 37):
+        path.write_bytes(good[:size])
+        with pytest.raises(BadFile):
+            read(path)
+
+
+def test_only_the_newest_checkpoints_stay(tmp_path: Path) -> None:
+    train, _ = digits(200)
+    fit(fc(), train, "5ep", FitConfig(folder=tmp_path, keep=2))
+    assert [path.name for path in Checkpoints(tmp_path).paths()] == [
+        "step-0000000020.safetensors",
+        "step-0000000016.safetensors",
+    ]
+
+
+def train_to_the_end(folder: str) -> None:
+    torch.set_num_threads(1)
+    config = FitConfig(batch_size=16, seed=3, folder=folder, resume=True, every="1it")
+    model = conv_net()
+    fit(model, Noisy(200), "4ep", config, masks=half_masks(conv_net()))
+
+
+@pytest.mark.prove
+def test_killed_runs_end_in_the_same_bytes(tmp_path: Path) -> None:
+    """SIGKILL at random moments; after each, every checkpoint is whole."""
+    data, whole = Noisy(200), conv_net()
+    fit(whole, data, "4ep", FitConfig(batch_size=16, seed=3), masks=half_masks(conv_net()))
+    context, source = multiprocessing.get_context("fork"), random.Random(7)
+    kills, folder, number = 0, tmp_path / "0", 0
+    while kills < scale(5, full=50):
+        process = context.Process(target=train_to_the_end, args=(str(folder),))
+        process.start()
+        process.join(source.uniform(0.02, 0.4))
+        if process.is_alive():
+            os.kill(process.pid, signal.SIGKILL)
+            process.join()
+            kills += 1
+        paths = Checkpoints(folder).paths()
+        for path in paths:
+            read(path)
+        if process.exitcode == 0:
+            check_end(folder, whole)
+            number += 1
+            folder = tmp_path / str(number)
+    began = time.monotonic()
+    process = context.Process(target=train_to_the_end, args=(str(folder),))
+    process.start()
+    process.join(120)
+    assert process.exitcode == 0, f"not finished after {time.monotonic() - began:.0f} s"
+    check_end(folder, whole)
+
+
+def check_end(folder: Path, whole: torch.nn.Module) -> None:
+    end = conv_net(seed=1)
+    config = FitConfig(batch_size=16, seed=3, folder=folder, resume=True, every="1it")
+    history = fit(end, Noisy(200), "4ep", config, masks=half_masks(conv_net()))
+    assert same_bytes(whole.state_dict(), end.state_dict())
+    assert history[-1].step == 52
+    assert [row.epoch for row in history] == [1, 2, 3, 4]
