@@ -1,0 +1,47 @@
+# Everything is set up in .venv by pip; the stamp decides when to do it again.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.stamp
+SOURCES := pyproject.toml constraints.txt CMakeLists.txt $(shell find src/prunus/native -name '*.cpp' -o -name '*.h')
+KEY := $(shell ($(PYTHON) --version; cat $(SOURCES) 2>/dev/null) | sha256sum | cut -c1-16)
+DATA := $(wildcard ../shared/data)
+export PRUNUS_DATA ?= $(abspath $(DATA))
+export OMP_NUM_THREADS ?= 1
+
+.PHONY: help setup test-setup demo test check prove bench clean
+
+help:
+	@echo "make demo    prune a small network end to end (under two minutes after set-up)"
+	@echo "make test    all tests, reduced counts"
+	@echo "make check   format, lint, types, import rules"
+	@echo "make prove   full counts; results go to docs/evidence"
+	@echo "make bench   ratios against named peers; results go to docs/evidence"
+
+setup:
+	@PYTHON=$(PYTHON) sh tools/setup.sh $(VENV) $(KEY) run
+
+test-setup:
+	@PYTHON=$(PYTHON) sh tools/setup.sh $(VENV) $(KEY) test
+
+demo: setup
+	@PATH="$(abspath $(BIN)):$$PATH" sh tools/demo.sh
+
+test: test-setup check
+	$(BIN)/python -m pytest -n 2 --dist worksteal tests
+
+check: test-setup
+	$(BIN)/ruff format --check -q src tests benchmarks
+	$(BIN)/ruff check -q src tests benchmarks
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+
+prove: test-setup
+	PRUNUS_PROVE=1 $(BIN)/python -m pytest -m prove tests
+	$(BIN)/python tests/mutation.py
+
+bench: test-setup
+	$(BIN)/python -m benchmarks
+
+clean:
+	rm -rf build $(VENV)

@@ -1,0 +1,89 @@
+"""`prunus doctor`: what is installed, what the processor can do, and which kernels run."""
+
+from __future__ import annotations
+
+import os
+import platform
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from prunus.cli.options import Json
+
+PACKAGES = ("torch", "numpy", "scipy", "safetensors", "cyclopts", "rich", "plotly", "jinja2")
+EXTRAS = {
+    "dp-accounting": "private",
+    "opacus": "dp",
+    "flwr": "federated",
+    "ray": "cluster",
+    "onnx": "export",
+    "onnxruntime": "export",
+    "transformers": "transformers",
+    "tensorboard": "tensorboard",
+}
+
+
+def doctor(*, json: Json = False) -> None:
+    """Say which versions, processor instructions and kernels run here, and what is missing.
+
+    Example: `prunus doctor --json`
+    """
+    from prunus.cli.output import console, print_json, print_table
+
+    record = examine()
+    if json:
+        print_json(record)
+        return
+    rows = [["prunus", record["prunus"]], ["python", record["python"]], ["processor", record["processor"]]]
+    rows += [[name, version] for name, version in record["packages"].items()]
+    rows += [[f"kernels {name}", level] for name, level in record["kernels"].items()]
+    rows += [[f"{name} (extra {EXTRAS[name]})", version or "not installed"] for name, version in record["extras"].items()]
+    rows += [["data folder", record["data"]]]
+    print_table(["what", "here"], rows, left=(0, 1))
+    for line in record["remarks"]:
+        console().print(line)
+
+
+def examine() -> dict[str, Any]:
+    """The same as a record."""
+    from prunus import __version__, native
+
+    kernels = native.status()
+    remarks = []
+    if any("not built" in level for level in kernels.values()):
+        remarks.append("Some kernels were not built: install a C++ compiler and install prunus again to get them.")
+    flags = _flags()
+    if "avx512f" not in flags and "avx2" in flags:
+        remarks.append("This processor has no AVX-512; the AVX2 kernels run.")
+    return {
+        "prunus": __version__,
+        "python": platform.python_version(),
+        "processor": f"{_processor()}, {os.cpu_count()} cores, {' '.join(flags) or 'no vector instructions known'}",
+        "packages": {name: _version(name) for name in PACKAGES},
+        "extras": {name: _version(name) for name in EXTRAS},
+        "kernels": {name.removeprefix("_"): level for name, level in kernels.items()},
+        "data": os.environ.get("PRUNUS_DATA") or "PRUNUS_DATA is not set; digits travels with the package",
+        "remarks": remarks,
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _cpuinfo(field: str) -> str:
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.is_file() else []
+    return next((line.partition(":")[2].strip() for line in lines if line.partition(":")[0].strip() == field), "")
+
+
+def _processor() -> str:
+    return _cpuinfo("model name") or platform.processor() or platform.machine()
+
+
+def _flags() -> list[str]:
+    known = _cpuinfo("flags").split()
+    return [flag for flag in ("avx2", "fma", "avx512f", "avx512_bf16", "avx512_vnni") if flag in known]

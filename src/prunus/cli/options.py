@@ -1,0 +1,23 @@
+"""Options that several commands share, with their help."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+Model = Annotated[str, Parameter(help="Zoo name, as in `resnet20` or `conv6:width=0.5`, or `package.module:factory`.")]
+Weights = Annotated[
+    Path | None, Parameter(help="Weights to load: safetensors, or a torch file (read without running code).")
+]
+Data = Annotated[
+    str | None,
+    Parameter(help="digits, mnist, fashion-mnist, cifar10, covertype, imdb, sst2, or `package.module:dataset`."),
+]
+DataDir = Annotated[Path | None, Parameter(help="Folder of the public data sets; PRUNUS_DATA is used otherwise.")]
+Seed = Annotated[int, Parameter(help="Seed of every random choice: the same seed gives the same bytes.")]
+Json = Annotated[bool, Parameter(name="--json", negative="", help="Print one JSON document instead of tables.")]
+Exclude = Annotated[
+    list[str], Parameter(negative="", help="Names or globs of layers that are never pruned; may be repeated.")
+]

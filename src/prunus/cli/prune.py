@@ -1,0 +1,139 @@
+"""`prunus prune`: masks for one model, the pruned weights, and what it costs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+
+from prunus.cli.options import Data, DataDir, Exclude, Json, Model, Seed, Weights
+
+
+def prune(
+    model: Model,
+    *,
+    sparsity: Annotated[float, Parameter(help="Fraction of zeros among the prunable weights, in [0, 1).")] = 0.9,
+    score: Annotated[
+        str, Parameter(help="magnitude, random, random-with-replacement, snip, grasp, synflow or wanda.")
+    ] = "magnitude",
+    pattern: Annotated[
+        str, Parameter(help="unstructured, balanced:B, N:M, kernels, channels or blocks:RxC.")
+    ] = "unstructured",
+    allocation: Annotated[str, Parameter(help="uniform, global, erk or lamp.")] = "uniform",
+    exclude: Exclude | None = None,
+    weights: Weights = None,
+    data: Data = None,
+    data_dir: DataDir = None,
+    output: Annotated[
+        Path | None, Parameter(alias="-o", help="Where the pruned weights go (safetensors); masks go beside them.")
+    ] = None,
+    seed: Seed = 0,
+    json: Json = False,
+) -> None:
+    """Set the least important weights of a network to zero, and say what that costs.
+
+    Prints a table by layer: what is kept, the share of weight energy that goes, the output signal-to-noise this
+    predicts, and the multiply-adds before and after. With data, also the accuracy before and after. With `-o`, writes
+    `NAME.safetensors` and `NAME.masks.safetensors`.
+
+    Example: `prunus prune resnet20 --weights resnet20.th --data cifar10 --sparsity 0.9 --pattern balanced:16
+    --exclude linear -o pruned.safetensors`
+    """
+    import torch
+
+    from prunus.models import resolve
+    from prunus.pruning import find_masks, summarise
+
+    torch.manual_seed(seed)
+    network = resolve(model, str(weights) if weights else None).eval()
+    train, test = _data(data, data_dir, score)
+    masks = find_masks(
+        network,
+        sparsity,
+        score=score,
+        pattern=pattern,
+        allocation=allocation,
+        exclude=tuple(exclude or ()),
+        data=train,
+        seed=seed,
+    )
+    example = None if test is None else test[0][0][None]
+    rows = summarise(network, masks, example)
+    accuracies = _accuracies(network, masks, test, quiet=json)
+    files = _write(network, masks, output)
+    record = {
+        "model": model,
+        "sparsity": masks.sparsity,
+        "layers": [{**vars(row), "sparsity": row.sparsity, "signal_to_noise": row.signal_to_noise} for row in rows],
+        **accuracies,
+        **files,
+    }
+    _print(record, rows, json)
+
+
+def _data(name: str | None, folder: Path | None, score: str) -> tuple[Any, Any]:
+    """(train, test) sets; the training set only where the score looks at it."""
+    if name is None:
+        return None, None
+    from prunus.data import load
+
+    looks = score in ("snip", "grasp", "synflow", "wanda")
+    return load(name, split="train", folder=folder) if looks else None, load(name, split="test", folder=folder)
+
+
+def _accuracies(network: Any, masks: Any, test: Any, quiet: bool) -> dict[str, float]:
+    """Accuracy before, then after: the network is pruned here."""
+    if test is None:
+        masks.apply_(network)
+        return {}
+    from prunus.cli.output import progress
+    from prunus.training import accuracy
+
+    with progress("measuring accuracy", 2, quiet) as advance:
+        before = accuracy(network, test)
+        advance()
+        masks.apply_(network)
+        after = accuracy(network, test)
+        advance()
+    return {"accuracy_before": before, "accuracy_after": after}
+
+
+def _write(network: Any, masks: Any, output: Path | None) -> dict[str, str]:
+    if output is None:
+        return {}
+    from safetensors.torch import save
+
+    from prunus.files import replace_file
+
+    tensors = {name: value.detach().contiguous().clone() for name, value in network.state_dict().items()}
+    beside = output.with_name(f"{output.stem}.masks.safetensors")
+    replace_file(output, save(tensors))
+    masks.save(beside)
+    return {"weights_file": str(output), "masks_file": str(beside)}
+
+
+def _print(record: dict[str, Any], rows: list[Any], json: bool) -> None:
+    from prunus.cli.output import console, print_json, print_table
+
+    if json:
+        print_json(record)
+        return
+    counted = any(row.multiply_adds is not None for row in rows)
+    columns = ["layer", "shape", "weights", "kept", "sparsity", "energy removed", "output SNR"]
+    columns += ["mult-adds", "kept"] if counted else []
+    table = []
+    for row in rows:
+        line = [row.name, "x".join(map(str, row.shape)), row.total, row.kept, f"{row.sparsity:.4f}"]
+        line += [f"{row.energy_removed:.2%}", f"{row.signal_to_noise:.1f} dB"]
+        table.append(line + ([row.multiply_adds, row.multiply_adds_kept] if counted else []))
+    total, kept = sum(row.total for row in rows), sum(row.kept for row in rows)
+    line = ["together", "", total, kept, f"{record['sparsity']:.4f}", "", ""]
+    if counted:
+        line += [sum(row.multiply_adds or 0 for row in rows), sum(row.multiply_adds_kept or 0 for row in rows)]
+    print_table(columns, [*table, line], left=(0, 1))
+    out = console()
+    if "accuracy_before" in record:
+        out.print(f"accuracy {record['accuracy_before']:.2%} before, {record['accuracy_after']:.2%} after (no retraining)")
+    if "weights_file" in record:
+        out.print(f"wrote {record['weights_file']} and {record['masks_file']}")
