@@ -15,7 +15,20 @@ from prunus.theory.order_statistics._energy import (
     small_sparsity_energy,
     sparsity_for_energy,
 )
-from prunus.theory.order_statistics._moments import correlated_order_moment
+from prunus.theory.order_statistics._moments import (
+    correlated_order_moment,
+    magnitude_order_cdf,
+    magnitude_order_cdf_printed,
+    magnitude_order_moment,
+    pruned_entry_correlation,
+    pruned_entry_moments,
+    pruned_entry_moments_printed,
+    pruned_threshold_mean,
+    small_order_mean,
+    small_order_mean_general,
+    squared_order_moment,
+    threshold_quantile,
+)
 
 __all__ = [
     "bank_cost",
@@ -25,11 +38,22 @@ __all__ = [
     "energy_split",
     "limit_energy",
     "limit_fourth_moment",
+    "magnitude_order_cdf",
+    "magnitude_order_cdf_printed",
+    "magnitude_order_moment",
+    "pruned_entry_correlation",
+    "pruned_entry_moments",
+    "pruned_entry_moments_printed",
+    "pruned_threshold_mean",
     "rank_energy",
     "rank_variance",
     "rank_variance_printed",
     "rank_variances",
     "signed_variance_sum",
+    "small_order_mean",
+    "small_order_mean_general",
     "small_sparsity_energy",
     "sparsity_for_energy",
+    "squared_order_moment",
+    "threshold_quantile",
 ]

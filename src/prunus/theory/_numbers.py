@@ -1,0 +1,99 @@
+"""Small numerical tools of the theory modules: exact counts, the Chernoff rate, ratios of Gamma functions, lists.
+
+Everything here avoids the difference of two large numbers: log Gamma(1e9) is about 2e10, so a plain difference of two
+of them would leave five digits.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from prunus.errors import BadInput
+from prunus.theory import _domain
+
+WHOLE = 1e-12  # a value this close (relatively) to a whole number is that number, spoiled by rounding
+
+
+def floor_near(x: float) -> int:
+    """Floor of x, where x within a relative 1e-12 of a whole number counts as that number."""
+    nearest = round(x)
+    return nearest if abs(nearest - x) <= WHOLE * abs(nearest) else math.floor(x)
+
+
+def ceil_near(x: float) -> int:
+    """Ceiling of x, where x within a relative 1e-12 of a whole number counts as that number."""
+    nearest = round(x)
+    return nearest if abs(nearest - x) <= WHOLE * abs(nearest) else math.ceil(x)
+
+
+def rate(x: float) -> float:
+    """(1+x)log(1+x)-x for x >= -1, to full relative precision near 0 too (the Chernoff rate)."""
+    if x == -1.0:
+        return 1.0
+    if abs(x) > 0.02:
+        return (1.0 + x) * math.log1p(x) - x
+    term, total = x * x, 0.0
+    for k in range(2, 13):  # x^k (-1)^k / (k(k-1)); the first term left out is below 1e-18 of the sum
+        total += term / (k * (k - 1))
+        term *= -x
+    return total
+
+
+def stirling(z: float) -> float:
+    """log Gamma(z+1) minus Stirling's (z+1/2)log z - z + log(2 pi)/2."""
+    if z < 16.0:
+        return math.lgamma(z + 1.0) - ((z + 0.5) * math.log(z) - z + 0.5 * math.log(2.0 * math.pi))
+    w = 1.0 / (z * z)
+    return (1.0 / 12.0 - w * (1.0 / 360.0 - w * (1.0 / 1260.0 - w / 1680.0))) / z
+
+
+def log_gamma_ratio(z: float, shift: float) -> float:
+    """log Gamma(z+shift) - log Gamma(z) for z > 0, z+shift > 0, without cancellation for large z."""
+    if min(z, z + shift) < 16.0:
+        return math.lgamma(z + shift) - math.lgamma(z)
+    # Gamma(z) = Gamma(z+1)/z turns both into Stirling's form; the leading terms combine to shift log z + z rate.
+    return shift * math.log(z) + z * rate(shift / z) - 0.5 * math.log1p(shift / z) + stirling(z + shift) - stirling(z)
+
+
+def reals(
+    name: str, value: ArrayLike, low: float | None = None, *, open_low: bool = False, length: int | None = None
+) -> NDArray[np.float64]:
+    """A list of finite numbers, each at least `low` (above it when `open_low`), with the given length."""
+    numbers = _domain.array(name, value, 1)
+    if low is not None and (numbers.min() < low or (open_low and numbers.min() == low)):
+        bound = f"above {low:g}" if open_low else f"of at least {low:g}"
+        raise BadInput(f"{name} must hold numbers {bound}, got {numbers.min():g}.")
+    if length is not None and len(numbers) != length:
+        raise BadInput(f"{name} must hold {length} number{'s' * (length != 1)}, got {len(numbers)}.")
+    return numbers
+
+
+def wholes(name: str, value: ArrayLike, low: int, *, length: int | None = None) -> NDArray[np.float64]:
+    """A list of whole numbers, each at least `low`."""
+    numbers = reals(name, value, low, length=length)
+    if (numbers != np.floor(numbers)).any():
+        raise BadInput(f"{name} must hold whole numbers of at least {low}, got {numbers[numbers % 1 != 0][0]:g}.")
+    return numbers
+
+
+def per_layer(name: str, value: Any, length: int, low: float = 0.0, *, open_low: bool = False) -> NDArray[np.float64]:
+    """One number for every layer: a single number is repeated, a list must have the right length."""
+    if np.ndim(value) == 0:
+        number = _domain.real(name, value, low, open_low=open_low)
+        return np.full(length, number)
+    if length == 0 and np.size(value) == 0:
+        return np.empty(0)
+    return reals(name, value, low, open_low=open_low, length=length)
+
+
+def fourth_moment(second: float, fourth: float) -> tuple[float, float]:
+    """Second and fourth moment constants, checked against Jensen's fourth >= second^2 (up to rounding)."""
+    second = _domain.positive("second", second)
+    fourth = _domain.positive("fourth", fourth)
+    if fourth < second * second * (1.0 - 1e-9):
+        raise BadInput(f"fourth must be a finite number of at least second^2 = {second * second:.10g}, got {fourth!r}.")
+    return second, fourth
