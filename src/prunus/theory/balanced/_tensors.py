@@ -94,7 +94,7 @@ def _random_layout(energies: NDArray[np.float64], bank: int, r: int) -> float:
             masses = np.exp(level + logs)
             block = np.arange(1, count + 1) * direction + position
             mass += float(masses.sum())
-            energy += float(masses @ energies[block])
+            energy += float((masses * energies[block]).sum())
             level, position = level + float(logs[-1]), position + direction * count
     return energy / mass / float(energies[-1])
 
