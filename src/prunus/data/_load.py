@@ -6,6 +6,7 @@ import inspect
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -13,7 +14,7 @@ from torch.utils.data import Dataset
 
 from prunus._by_path import describe as describe_error
 from prunus._by_path import import_object, is_import_path
-from prunus.data import images
+from prunus.data import images, tables, text
 from prunus.data.files import data_folder
 from prunus.data.labelled import Labelled
 from prunus.errors import BadInput, UnknownName
@@ -36,8 +37,46 @@ class Source:
     expected: str | None = None
 
 
+_TWO, _THREE = ("train", "test"), ("train", "validation", "test")
+_IDX = "train-images-idx3-ubyte.gz, train-labels-idx1-ubyte.gz and the two t10k files in {} (plain or .gz)"
+_mnist = partial(images.idx_set, name="mnist", mean=0.1307, std=0.3081, classes=images.DIGIT_CLASSES)
+_fashion = partial(images.idx_set, name="fashion-mnist", mean=0.2860, std=0.3530, classes=images.FASHION_CLASSES)
 _SOURCES = {
-    source.name: source for source in (Source("digits", "The digits", images.digits, ("train", "test"), (64,), 10),)
+    source.name: source
+    for source in (
+        Source("digits", "The digits", images.digits, _TWO, (64,), 10),
+        Source("mnist", "MNIST", _mnist, _TWO, (1, 28, 28), 10, _IDX.format("mnist/")),
+        Source("fashion-mnist", "Fashion-MNIST", _fashion, _TWO, (1, 28, 28), 10, _IDX.format("fashion-mnist/")),
+        Source(
+            "cifar10",
+            "CIFAR-10",
+            images.cifar10,
+            _TWO,
+            (3, 32, 32),
+            10,
+            "train_1.npz to train_5.npz and test.npz, or the original data_batch_1.bin to data_batch_5.bin and "
+            "test_batch.bin, in cifar10/",
+        ),
+        Source(
+            "covertype",
+            "Covertype",
+            tables.covertype,
+            _THREE,
+            (54,),
+            7,
+            "covertype.npz, or the original covtype.data, in covertype/",
+        ),
+        Source(
+            "imdb",
+            "IMDB",
+            text.imdb,
+            _TWO,
+            (256,),
+            2,
+            "train.jsonl.xz and test.jsonl.xz, or the original folder aclImdb, in imdb/",
+        ),
+        Source("sst2", "SST-2", text.sst2, _THREE, (64,), 2, "train.txt.gz, dev.txt.gz and test.txt.gz in sst2/"),
+    )
 }
 
 # A set that somebody still holds is handed out again instead of being decoded a second time.

@@ -15,8 +15,10 @@ from torch import nn
 from prunus._by_path import describe as describe_error
 from prunus._by_path import import_object, is_import_path
 from prunus.errors import BadInput, UnknownName
-from prunus.models import fc
+from prunus.models import cifar_resnet, fc, recurrent, resnet
+from prunus.models.convolutional import Conv6, vgg11, vgg16
 from prunus.models.init import initialise
+from prunus.models.lenet import LeNet5
 from prunus.models.weights import load_weights
 
 
@@ -49,11 +51,28 @@ def _fixed(sizes: str) -> Callable[..., nn.Module]:
     return build
 
 
+_IMAGE, _GREY, _LARGE, _TEXT = (3, 32, 32), (1, 28, 28), (3, 224, 224), (256,)
 _ENTRIES = (
     Entry("fc", fc.fully_connected, "fully connected of any sizes, as in fc:64-300-100-10", None, None),
-    Entry("lenet-300-100", _fixed("784-300-100-10"), "fully connected 784-300-100-10", (1, 28, 28), 10),
-    Entry("fc-5x1024", _fixed("784-1024-1024-1024-1024-1024-10"), "five hidden layers of 1024", (1, 28, 28), 10),
-    Entry("fc-2x2048", _fixed("784-2048-2048-10"), "two hidden layers of 2048", (1, 28, 28), 10),
+    Entry("lenet-300-100", _fixed("784-300-100-10"), "fully connected 784-300-100-10", _GREY, 10),
+    Entry("fc-5x1024", _fixed("784-1024-1024-1024-1024-1024-10"), "784, five hidden layers of 1024, 10", _GREY, 10),
+    Entry("fc-2x2048", _fixed("784-2048-2048-10"), "784, two hidden layers of 2048, 10", _GREY, 10),
+    Entry("lenet5", LeNet5, "LeNet-5 for MNIST, resized to 32x32 inside", _GREY, 10),
+    Entry("conv6", Conv6, "six convolutions and three linear layers", _IMAGE, 10),
+    Entry("vgg11", vgg11, "VGG-11 for 32x32 images", _IMAGE, 10),
+    Entry("vgg16", vgg16, "VGG-16 for 32x32 images", _IMAGE, 10),
+    *(
+        Entry(f"resnet{depth}", cifar_resnet.of_depth(depth), "thin CIFAR ResNet, parameter-free shortcuts", _IMAGE, 10)
+        for depth in (20, 32, 44, 56)
+    ),
+    *(
+        Entry(name, resnet.of_plan(name), "for ImageNet", _LARGE, 1000)
+        if plan.imagenet
+        else Entry(name, resnet.of_plan(name), "for CIFAR: 3x3 stem of 64", _IMAGE, 10)
+        for name, plan in resnet.PLANS.items()
+    ),
+    Entry("lstm", recurrent.of_directions(False), "LSTM classifier of token ids", _TEXT, 2),
+    Entry("bilstm", recurrent.of_directions(True), "bidirectional LSTM classifier of token ids", _TEXT, 2),
 )
 _ZOO: dict[str, Entry] = {entry.name: entry for entry in _ENTRIES}
 
