@@ -16,15 +16,17 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator, Sequence
-from typing import overload
+import numbers
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple, overload
 
 import torch
 from torch import Tensor
 
 from prunus.errors import BadInput
+from prunus.native import load
 
-_CHUNK = 1 << 17  # scores per step: buffers stay in the second-level cache
+_CHUNK = 1 << 18  # scores per step: buffers stay in the cache
 _SMALL = 1 << 17  # up to here all scores together are cheaper to select from than a sample and two passes
 _SAMPLE = 1 << 17
 _ROUNDS = 48  # narrowing usually takes one round, with heavy ties three or four
@@ -52,10 +54,15 @@ def drop_smallest(scores: Tensor | Sequence[Tensor], count: int, *, absolute: bo
     flat = _flatten(tensors)
     count = _checked_count(count, sum(part.numel() for part in flat), "drop")
     masks = [torch.empty(part.shape, dtype=torch.bool, device=part.device) for part in flat]
-    threshold, ties = _threshold(flat, count, absolute)
-    for part, mask in zip(flat, masks):
-        for start, chunk in _chunks(part, absolute):
-            ties = _mark(chunk, threshold, ties, mask[start : start + chunk.numel()])
+    native = _native_for(flat)
+    if native:
+        places = [(part.data_ptr(), part.numel()) for part in flat]
+        _require_order(native.drop_smallest(places, [mask.data_ptr() for mask in masks], absolute, count))
+    else:
+        threshold, ties = _threshold(flat, count, absolute)
+        for part, mask in zip(flat, masks):
+            for start, chunk in _chunks(part, absolute):
+                ties = _mark(chunk, threshold, ties, mask[start : start + chunk.numel()])
     shaped = [mask.view(tensor.shape) for mask, tensor in zip(masks, tensors)]
     return shaped[0] if isinstance(scores, Tensor) else shaped
 
@@ -73,8 +80,12 @@ def top_indices(vector: Tensor, count: int, *, absolute: bool = True) -> Tensor:
     """
     (flat,) = _flatten([vector])
     count = _checked_count(count, flat.numel(), "keep")
-    threshold, ties = _threshold([flat], flat.numel() - count, absolute)
     indices = torch.empty(count, dtype=torch.int64, device=flat.device)
+    native = _native_for([flat])
+    if native:
+        _require_order(native.top_indices((flat.data_ptr(), flat.numel()), indices.data_ptr(), absolute, count))
+        return indices
+    threshold, ties = _threshold([flat], flat.numel() - count, absolute)
     kept = torch.empty(min(_CHUNK, flat.numel()), dtype=torch.bool, device=flat.device)
     done = 0
     for start, chunk in _chunks(flat, absolute):
@@ -106,6 +117,12 @@ def drop_smallest_in_banks(
     counts = _checked_banks(scores, drops, bank)
     rows, columns = scores.shape
     mask = torch.empty(rows, columns, dtype=torch.bool, device=scores.device)
+    native = _native_for([scores])
+    if native and rows and 0 < columns < 1 << 31:
+        compact = scores.detach().resolve_neg().contiguous()
+        place = compact.data_ptr(), rows, columns
+        _require_order(native.drop_in_banks(*place, mask.data_ptr(), absolute, min(bank, columns), counts))
+        return mask
     whole = columns // bank
     if rows and whole:
         _drop_in_equal_banks(scores[:, : whole * bank], counts[:whole], bank, absolute, mask[:, : whole * bank])
@@ -124,12 +141,12 @@ def _flatten(tensors: Sequence[Tensor]) -> list[Tensor]:
         if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
             what = tensor.dtype if isinstance(tensor, Tensor) else type(tensor).__name__
             raise BadInput(f"Scores must be floating-point tensors, but tensor {number} is {what}; convert it first.")
-    return [tensor.detach().reshape(-1) for tensor in tensors]
+    return [tensor.detach().resolve_neg().reshape(-1) for tensor in tensors]
 
 
 def _checked_count(count: int, total: int, verb: str) -> int:
-    if not 0 <= count <= total:
-        raise BadInput(f"Cannot {verb} {count} of {total} scores; ask for a number from 0 to {total}.")
+    if not isinstance(count, numbers.Integral) or not 0 <= count <= total:
+        raise BadInput(f"Cannot {verb} {count} of {total} scores; ask for a whole number from 0 to {total}.")
     return int(count)
 
 
@@ -150,9 +167,43 @@ def _checked_banks(scores: Tensor, drops: Sequence[int] | Tensor, bank: int) -> 
     return counts
 
 
-def _refuse_nan(values: Tensor) -> None:
-    if bool(torch.isnan(values).any()):
+def _require_order(ordered: bool) -> None:
+    if not ordered:
         raise BadInput("The scores contain NaN, which has no place in an order; replace or mask it first.")
+
+
+def _refuse_nan(values: Tensor) -> None:
+    _require_order(not bool(torch.isnan(values).any()))
+
+
+# --- the native module -----------------------------------------------------------------------------------------------
+
+
+class _Native(NamedTuple):
+    """The native functions for one type of score; each returns False where it met NaN."""
+
+    drop_smallest: Callable[..., bool]
+    top_indices: Callable[..., bool]
+    drop_in_banks: Callable[..., bool]
+
+
+_FORMATS = {torch.float32: (False, 0x7F800000), torch.float16: (True, 0x7C00), torch.bfloat16: (True, 0x7F80)}
+_LEVEL = ""  # instruction set to use; empty: the one the module chose
+
+
+def _native_for(tensors: Sequence[Tensor]) -> _Native | None:
+    """The native functions where they can serve all these tensors: one type of at most 32 bits, in main memory."""
+    module = load("_select")
+    kinds = {(tensor.dtype, tensor.device.type) for tensor in tensors}
+    if module is None or len(kinds) != 1:
+        return None
+    ((dtype, device),) = kinds
+    if device != "cpu" or dtype not in _FORMATS:
+        return None
+    half, infinity = _FORMATS[dtype]
+    keywords = {"half": half, "infinity": infinity, "level": _LEVEL}
+    functions = (module.drop_smallest, module.top_indices, module.drop_in_banks)
+    return _Native(*(functools.partial(function, **keywords) for function in functions))
 
 
 # --- chunks ----------------------------------------------------------------------------------------------------------
