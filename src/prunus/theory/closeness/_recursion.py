@@ -1,8 +1,8 @@
 """Propagation of the error through layers: the papers' induction, its sharp form, joins, losses, confidence.
 
 Qian & Klabjan, induction (20)-(22) (P-14), with biases (P-26), labels (P-27), residual and other joins (P-31g-j),
-losses (P-35), and the statistical statements about a measured error (P-28, P-30). `norms` bound the weight layers' spectral
-norms, `differences` those of the pruned parts.
+losses (P-35), and the statistical statements about a measured error (P-28, P-30). `norms` bound the spectral norms of
+the weight layers, `differences` those of the pruned parts.
 """
 
 from __future__ import annotations
