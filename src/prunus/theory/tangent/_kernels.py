@@ -186,7 +186,7 @@ def _mask_averages(x: Array, y: Array, density: float) -> tuple[float, float, fl
         a, b, c = (mask @ product / density for product in (x * x, y * y, x * y))
         slope = np.divide(c, a, out=np.zeros_like(c), where=a > 0)
         # The part of y orthogonal to x, coordinate by coordinate: exact where ab - c^2 would cancel.
-        rest = (mask * (y - slope[:, None] * x) ** 2).sum(axis=1) / density
+        rest = ((mask * y - slope[:, None] * (mask * x)) ** 2).sum(axis=1) / density
         angle = np.where((a > 0) & (b > 0), np.arctan2(np.sqrt(a * rest), c), math.pi)
         root_x, root_y = np.sqrt(a) / norm_x, np.sqrt(b) / norm_y
         gap = (root_x - root_y) ** 2 / 2 + root_x * root_y * 2 * np.sin(next_angle(angle) / 2) ** 2

@@ -25,6 +25,7 @@ from prunus.theory.tickets._windows import coordinate_law, log_miss, overlap
 Array = NDArray[np.float64]
 _MOST_DRAWS = 200_000_000
 _MOST_VERTICES = 20_000
+_ROUNDS = 64
 
 
 @dataclass(frozen=True, eq=False)
@@ -184,13 +185,17 @@ def _resample(
 ) -> tuple[Array, NDArray[np.bool_]]:
     """Draw every weight, re-draw those outside their window, at most `resamples` values each."""
     values = random.uniform(-1, 1, wanted.shape)
-    near = np.abs(values - wanted) <= reach
-    for _ in range(resamples - 1):
-        if near.all():
-            break
-        fresh = random.uniform(-1, 1, int((~near).sum()))
-        values[~near] = fresh
-        near = np.abs(values - wanted) <= reach
+    near = np.asarray(np.abs(values - wanted) <= reach)
+    left = resamples - 1
+    while left and not near.all():
+        # Several rounds at once, for the weights that still miss; the first hit counts, else the last draw stays.
+        rounds = min(left, _ROUNDS)
+        far = ~near
+        fresh = random.uniform(-1, 1, (rounds, int(far.sum())))
+        hit = np.abs(fresh - wanted[far]) <= reach
+        first = np.where(hit.any(axis=0), hit.argmax(axis=0), rounds - 1)
+        values[far], near[far] = fresh[first, np.arange(first.size)], hit.any(axis=0)
+        left -= rounds
     return values, near
 
 

@@ -1,0 +1,442 @@
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from prunus.errors import BadInput
+from prunus.theory import claims, tickets
+from support.theory import agree, cases, checks_of, unchecked, verify
+
+quick = settings(max_examples=40, deadline=None, derandomize=True)
+errors = st.floats(0.01, 1.0)
+deltas = st.floats(1e-6, 0.9)
+resamplings = st.integers(1, 2000)
+
+
+@pytest.mark.parametrize("claim, case", cases("tickets"))
+def test_reference_value(claim, case):
+    verify(claim, case)
+
+
+@pytest.mark.parametrize("check", checks_of("tickets"))
+def test_independent_check(check):
+    assert check.run()
+
+
+def test_every_claim_has_an_independent_check():
+    assert not unchecked("tickets")
+
+
+# --- where print and truth differ ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "identifier, arguments",
+    [
+        ("I-4c", {"samples": 45000, "batch": 128}),
+        ("I-8c", {"error": 0.2}),
+        ("I-9a", {"error": 0.5, "delta": 0.01, "resamples": 10}),
+        ("I-9b", {"error": 0.5, "half": 1, "resamples": 19}),
+        ("I-9d", {"error": 0.5, "delta": 0.01}),
+        ("I-10a", {"window": 0.05, "resamples": 30, "half": 2, "outputs": 3}),
+        ("I-10b", {"outputs": 3, "error": 0.5, "delta": 0.1, "resamples": 10}),
+        ("I-11", {"inputs": 4, "outputs": 3, "error": 0.5, "delta": 0.1, "resamples": 100}),
+        ("I-12a", {"layers": 2, "inputs": 4, "outputs": 3, "error": 0.5, "delta": 0.1, "resamples": 551}),
+        ("I-12b", {"layers": 2, "inputs": 4, "outputs": 3, "error": 0.5, "delta": 0.1}),
+        ("I-12e", {"inputs": 4, "error": 0.5}),
+        ("I-12f", {"widths": [4, 3, 3], "error": 0.5, "delta": 0.1, "resamples": 100}),
+    ],
+)
+def test_print_differs_from_the_truth(identifier, arguments):
+    claim = claims[identifier]
+    printed, true = claim.printed(**arguments), claim(**arguments)
+    for name in printed:
+        assert not agree(printed[name], true[name], 1e-3), name
+
+
+def test_only_the_claims_with_a_printed_table_have_a_printed_form():
+    for claim in claims.values():
+        if claim.module == "tickets":
+            assert (claim.printed_function is not None) == bool(claim.printed_returns), claim.id
+
+
+@quick
+@given(errors, st.integers(0, 50), resamplings)
+def test_printed_failure_is_a_lower_bound(error, half, resamples):
+    true, printed = (
+        tickets.resampled_failure(error, half, resamples),
+        tickets.resampled_failure_printed(error, half, resamples),
+    )
+    assert printed["half_failure"] <= true["half_failure"] * (1 + 1e-9)
+    if resamples == 1:
+        assert agree(printed["half_failure"], true["half_failure"], 1e-9)
+
+
+def test_the_statement_itself_is_false_for_small_failures():
+    for delta, holds in ((0.01, True), (1e-4, False), (1e-8, False)):
+        printed = tickets.sufficient_resamples_printed(0.1, delta)["resamples"]
+        assert (tickets.best_pair_failure(0.1, printed)["failure"] <= delta) == holds
+
+
+# --- properties ------------------------------------------------------------------------------------------------------
+
+
+@quick
+@given(errors, deltas, resamplings)
+def test_widths_suffice_and_fall_with_resampling(error, delta, resamples):
+    width = tickets.resampled_width(error, delta, resamples)
+    assert width % 2 == 0
+    assert tickets.resampled_failure(error, width // 2, resamples)["failure"] <= delta
+    assert tickets.resampled_width(error, delta, resamples + 1) <= width
+    assert width <= tickets.simple_width(error, delta, resamples)["width"]
+    assert tickets.resampled_width(error, delta, 1) <= tickets.fixed_width(error, delta)
+
+
+@quick
+@given(errors, deltas, st.integers(1, 30))
+def test_minimal_resamples_is_minimal(error, delta, half):
+    result = tickets.minimal_resamples(error, delta, half)
+    assert result["failure"] <= delta
+    assert result["failure"] == tickets.resampled_failure(error, half, result["resamples"])["failure"]
+    if result["resamples"] > 1:
+        assert tickets.resampled_failure(error, half, result["resamples"] - 1)["failure"] > delta
+    assert (
+        tickets.minimal_resamples(error, delta)["resamples"] <= tickets.sufficient_resamples(error, delta)["resamples"]
+    )
+
+
+@quick
+@given(st.floats(1e-6, 0.99), resamplings, st.integers(0, 40), st.integers(1, 12))
+def test_coordinate_success_is_a_probability_and_grows_with_neurons(window, resamples, half, outputs):
+    success = tickets.coordinate_success(window, resamples, half, outputs)
+    assert 0 <= success <= 1 + 1e-12
+    assert success <= tickets.coordinate_success(window, resamples, half + 1, outputs) + 1e-12
+    assert tickets.coordinate_success(window, resamples, half, outputs + 1) <= success + 1e-12
+
+
+@quick
+@given(st.floats(-1, 1), errors, st.integers(0, 60))
+def test_uniform_miss_is_symmetric_and_worst_at_the_ends(target, error, n):
+    miss = tickets.uniform_miss(n, error, target)
+    assert agree(miss, tickets.uniform_miss(n, error, -target), 1e-9, 1e-300)
+    assert 0 <= miss <= tickets.uniform_miss(n, error) * (1 + 1e-12)
+
+
+def test_uniform_miss_when_every_draw_hits():
+    assert tickets.uniform_miss(3, 1.0, 0.0) == 0.0
+    assert tickets.uniform_miss(0, 1.0, 0.0) == 1.0
+
+
+@quick
+@given(st.floats(0, 1), resamplings)
+def test_hits_lie_between_their_bounds(window, resamples):
+    result = tickets.hit_probability(window, resamples)
+    assert result["lower"] <= result["hit"] * (1 + 1e-12) <= min(1.0, window * resamples) * (1 + 1e-9)
+
+
+def test_narrow_and_certain_windows_keep_their_digits():
+    # s = 1e-9: width ln(2/delta) / s^2
+    width = tickets.resampled_width(4e-9, 0.5, 1)
+    assert agree(float(width), 2 * math.log(4) * 1e18, 1e-9)
+    # s near 1: one neuron misses with chance 2 (3/4)^R
+    failure = tickets.resampled_failure(1.0, 1, 400)["half_failure"]
+    assert agree(failure, 2 * 0.75**400, 1e-9)
+    assert tickets.resampled_failure(1.0, 1, 10**6)["failure"] == 0.0
+    assert tickets.resampled_width(1.0, 1e-300, 10**6) == 2
+
+
+@pytest.mark.parametrize("half, resamples", [(4095, 3), (4097, 3), (50_000, 1), (10**7, 1)])
+def test_large_binomial_sums_agree_with_the_closed_form_of_two_outputs(half, resamples):
+    window = 0.001
+    s = 1 - (1 - window) ** resamples
+    one, two = (1 - s**2) ** half, (1 - s + s * (1 - s) ** 2) ** half
+    assert agree(tickets.coordinate_success(window, resamples, half, 2), 1 - 2 * one + two, 1e-9, 1e-10)
+    assert agree(tickets.coordinate_success(window, resamples, half, 1), 1 - one, 1e-9, 1e-10)
+
+
+def test_coordinate_success_with_certain_hits():
+    assert tickets.coordinate_success(0.5, 5000, 1, 7) == pytest.approx(1.0)
+    assert tickets.coordinate_success(0.5, 5000, 0, 7) == 0.0
+    assert tickets.coordinate_success(1e-300, 1, 5, 1) == pytest.approx(0.0, abs=1e-290)
+
+
+def test_layer_success_keeps_small_and_large_values():
+    assert 0 < tickets.layer_success(2, 4, 3, 0.5, 1, 8)["success"] < 1e-50
+    sure = tickets.layer_success(1, 3, 2, 1.0, 5000, 12)
+    assert 1 - 1e-12 < sure["success"] <= sure["coordinate"] <= 1
+    assert tickets.layer_success(1, 3, 2, 1.0, 5, 0) == {"coordinate": 0.0, "success": 0.0}
+
+
+@quick
+@given(
+    st.integers(1, 4),
+    st.integers(1, 4),
+    st.integers(1, 4),
+    st.floats(0.3, 1),
+    st.floats(0.001, 0.5),
+    st.integers(20, 400),
+)
+def test_smallest_layer_width_is_smallest(layers, inputs, outputs, error, delta, resamples):
+    width = tickets.smallest_layer_width(layers, inputs, outputs, error, delta, resamples)
+    success = [
+        tickets.layer_success(layers, inputs, outputs, error, resamples, w)["success"]
+        for w in (width, width - 2 * inputs)
+    ]
+    assert success[0] >= 1 - delta / layers - 1e-12
+    assert success[1] < 1 - delta / layers + 1e-12
+    assert width <= tickets.layer_width(layers, inputs, outputs, error, delta, resamples)["width"]
+
+
+def test_whole_floats_are_welcome_and_give_whole_numbers():
+    plan = tickets.layer_width(2.0, 4.0, 3.0, 0.5, 0.1, 100.0)
+    assert plan["width"] == 352
+    assert isinstance(plan["width"], int)
+    assert isinstance(tickets.smallest_layer_width(2.0, 4.0, 3.0, 0.5, 0.1, 100.0), int)
+    assert tickets.matrix_width_printed(4.0, 3.0, 0.5, 0.1, 100) == 16
+
+
+@quick
+@given(errors, st.integers(1, 400))
+def test_best_pair_failure_is_a_probability_and_sharing_draws_helps(error, resamples):
+    result = tickets.best_pair_failure(error, resamples)
+    assert 0 <= result["failure"] <= result["independent"] * (1 + 1e-9) <= 1 + 1e-9
+    assert tickets.best_pair_failure(error, resamples + 1)["failure"] <= result["failure"] * (1 + 1e-9)
+
+
+def test_best_pair_failure_of_one_draw_in_closed_form():
+    for error in (0.1, 0.5, 0.9):
+        c = 1 - error
+        one = (1 - c + c * math.log(c)) / 4
+        assert agree(tickets.best_pair_failure(error, 1)["failure"], 1 - 2 * one**2, 1e-12)
+        assert agree(tickets.best_pair_failure(error, 1)["independent"], (1 - one**2) ** 2, 1e-12)
+
+
+@quick
+@given(st.integers(1, 10**6), st.floats(0, 1))
+def test_pruned_counts_differ_by_one_at_most(n, sparsity):
+    exact, iterand, hidden = (tickets.pruned_count(n, sparsity, rule) for rule in ("exact", "iterand", "hidden"))
+    assert abs(exact - sparsity * n) <= 0.5 + 1e-6
+    assert exact - 1 <= hidden <= exact
+    assert exact - 2 <= iterand <= exact
+    assert tickets.pruned_count(n, sparsity) == exact
+
+
+def test_pruned_counts_take_decimals_as_written():
+    assert tickets.pruned_count(100, 0.29, "hidden") == 29  # 0.29 * 100 is 28.999... in binary
+    assert tickets.pruned_count(5, 0.5) == 2
+    assert tickets.pruned_count(7, 0.5) == 4
+    assert tickets.open_lth_removed(100, 0.07) == {"asked": 7, "removed": 8}
+    assert tickets.open_lth_removed(2, 0.9) == {"asked": 2, "removed": 2}
+
+
+@quick
+@given(st.floats(0, 0.99), st.integers(1, 30))
+def test_equal_fractions_reach_the_sparsity(sparsity, rounds):
+    fraction = tickets.equal_fraction(sparsity, rounds)
+    assert agree(tickets.imp_density(rounds, fraction)["sparsity"], sparsity, 1e-10, 1e-15)
+
+
+def test_defaults():
+    assert tickets.iteration_count(100, 30) == 4
+    assert tickets.iteration_count_printed(100, 30) == 3
+    assert tickets.iteration_count_printed(100, 30, 2) == 6
+    assert tickets.iteration_count(100, 30, 0) == 0
+    assert tickets.imp_density(2)["density"] == pytest.approx(0.64)
+    assert tickets.equal_fraction(0.875) == pytest.approx(0.5)
+    assert tickets.open_lth_removed(10)["asked"] == 2
+    assert tickets.fan_in(3) == 3
+    assert tickets.score_bound(6) == 1.0
+    assert tickets.minimal_resamples(0.5, 0.1) == tickets.minimal_resamples(0.5, 0.1, 1)
+    assert tickets.resampled_failure_printed(0.5, 1, 2) == tickets.resampled_failure_printed(0.5, 1, 2, -0.3)
+
+
+def test_small_sparsity_keeps_its_digits():
+    assert tickets.imp_density(3, 1e-12)["sparsity"] == pytest.approx(3e-12, rel=1e-9)
+    assert tickets.equal_fraction(3e-12, 3) == pytest.approx(1e-12, rel=1e-9)
+    assert tickets.cosine_step(1.0, 999_999, 1_000_000) == pytest.approx((math.pi / 2e6) ** 2, rel=1e-9)
+
+
+# --- the constructive proof ------------------------------------------------------------------------------------------
+
+TARGET = np.array([[0.7, -0.2], [-1.0, 0.0], [0.4, 1.0]])
+
+
+def test_construction_keeps_one_pair_for_each_weight_and_sign():
+    built = tickets.construct(TARGET, 0.5, 200, seed=3)
+    assert built.complete
+    (layer,) = built.layers
+    width = tickets.matrix_width(2, 3, 0.5, 0.05, 200)["width"]
+    assert built.widths == [width]
+    assert layer.inner.shape == layer.inner_mask.shape == (width, 2)
+    assert layer.outer.shape == layer.outer_mask.shape == (3, width)
+    assert int(layer.outer_mask.sum()) == 2 * TARGET.size
+    assert (layer.inner_mask.sum(axis=1) <= 1).all()
+    assert built.kept == int(layer.outer_mask.sum() + layer.inner_mask.sum())
+    assert np.abs(layer.inner).max() <= 1
+    assert np.abs(layer.outer).max() <= 1
+    tolerance = 0.5 / (2 * 2 * math.sqrt(3))
+    kept = layer.inner[layer.inner_mask]
+    assert (np.abs(np.abs(kept) - 1) <= tolerance).all()
+    half = width // 4
+    for (k, j), (number, sign) in itertools.product(np.ndindex(3, 2), enumerate((1.0, -1.0))):
+        block = slice((2 * j + number) * half, (2 * j + number + 1) * half)
+        (value,) = layer.outer[k, block][layer.outer_mask[k, block]]
+        assert abs(value - sign * TARGET[k, j]) <= tolerance
+    assert built.error <= 0.5
+
+
+def test_construction_computes_the_target_within_the_error():
+    built = tickets.construct(TARGET, 0.3, 400, seed=1)
+    points = np.random.default_rng(0).uniform(-1, 1, (500, 2))
+    gaps = np.linalg.norm(built(points) - points @ TARGET.T, axis=1)
+    assert built.complete
+    assert gaps.max() <= built.error <= 0.3  # the vertices hold the largest error of one layer
+    assert built([1.0, 0.5]).shape == (1, 3)
+
+
+def test_construction_of_a_network_uses_relu_between_layers():
+    first, second = np.array([[0.5, -0.8], [0.9, 0.1]]), np.array([[1.0, -0.6]])
+    built = tickets.construct([first, second], 1.0, 800, seed=2)
+    assert built.complete
+    assert built.widths == tickets.network_plan([2, 2, 1], 1.0, 0.05, 800)["ticket_widths"]
+    points = np.random.default_rng(1).uniform(-1, 1, (300, 2))
+    exact = np.maximum(points @ first.T, 0) @ second.T
+    assert np.abs(built(points) - exact).max() <= tickets.sup_norm_error(2, 1.0)["guaranteed"]
+    assert built.error <= tickets.sup_norm_error(2, 1.0)["guaranteed"]
+    assert float(np.abs(exact).max()) > 0.5
+
+
+def test_construction_is_reproducible_and_seeds_differ():
+    first, again, other = (tickets.construct(TARGET, 0.5, 50, seed=s, half=3) for s in (5, 5, 6))
+    assert np.array_equal(first.layers[0].inner, again.layers[0].inner)
+    assert np.array_equal(first.layers[0].outer_mask, again.layers[0].outer_mask)
+    assert first.error == again.error
+    assert not np.array_equal(first.layers[0].inner, other.layers[0].inner)
+    default = tickets.construct(TARGET, 0.5, 50, half=3)
+    assert np.array_equal(default.layers[0].inner, tickets.construct(TARGET, 0.5, 50, seed=0, half=3).layers[0].inner)
+
+
+def test_failed_construction_shows_its_error():
+    built = tickets.construct([[1.0, 0.0], [0.0, -1.0]], 0.01, 1, seed=0, half=1)
+    assert not built.complete
+    assert built.kept == 0
+    assert built.error == pytest.approx(math.sqrt(2))  # attained at a corner
+    record = tickets.constructed_error([[1.0, 0.0], [0.0, -1.0]], 0.01, 1, 1)
+    assert record == {"complete": False, "error": built.error, "kept": 0}
+
+
+def test_construction_with_many_inputs_samples_the_vertices():
+    wide = np.full((1, 12), 0.01)
+    built = tickets.construct(wide, 1.0, 1, seed=0, half=1)
+    assert 0 < built.error <= 0.12 + 1e-12
+
+
+def test_success_of_interior_weights_exceeds_that_of_the_ends():
+    ends, inside = (tickets.construction_success([[w]], 0.5, 5, 2) for w in (1.0, 0.3))
+    assert ends < inside < 1
+    matrix = np.array([[1.0, -1.0], [-1.0, 1.0]])
+    single = tickets.construction_success(matrix, 0.5, 60, 2)
+    as_network = tickets.construction_success([matrix], 1.0, 60, 2)
+    assert agree(single, as_network, 1e-12)  # the network form reserves half of the error
+    twice = tickets.construction_success([matrix, matrix], 1.0, 60, 2)
+    assert agree(twice, tickets.layer_success(2, 2, 2, 1.0, 60, 8)["success"] ** 2, 1e-10)
+
+
+# --- bad input -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "call, part",
+    [
+        (lambda: tickets.pruned_count(0, 0.5), "n must be a whole number of at least 1"),
+        (lambda: tickets.pruned_count(10, 1.5), "sparsity must be a finite number in [0, 1]"),
+        (lambda: tickets.pruned_count(10, 0.5, "best"), "exact, hidden, iterand"),
+        (lambda: tickets.cosine_step(0.0, 0, 1), "step must be a finite number above 0"),
+        (lambda: tickets.cosine_step(0.1, 11, 10), "epoch must be a whole number in [0, 10]"),
+        (lambda: tickets.cosine_step(0.1, -1, 10), "epoch must be a whole number in [0, 10]"),
+        (lambda: tickets.cosine_step(0.1, 0, 0), "epochs must be a whole number of at least 1"),
+        (lambda: tickets.score_bound(0), "fan"),
+        (lambda: tickets.score_bound(1, "best"), "hidden, iterand"),
+        (lambda: tickets.signed_constant(0), "fan"),
+        (lambda: tickets.uniform_bound(0), "fan"),
+        (lambda: tickets.fan_in(0), "channels"),
+        (lambda: tickets.fan_in(1, 0), "kernel"),
+        (lambda: tickets.expected_resamples(-1, 1, 0.1), "iterations must be a whole number of at least 0"),
+        (lambda: tickets.expected_resamples(1, 0, 0.1), "period must be a whole number of at least 1"),
+        (lambda: tickets.expected_resamples(1, 1, 1.1), "rate"),
+        (lambda: tickets.sign_flip_rate(-0.1), "rate"),
+        (lambda: tickets.iteration_count(0, 1), "samples must be a whole number of at least 1"),
+        (lambda: tickets.iteration_count(1, 0), "batch must be a whole number of at least 1"),
+        (lambda: tickets.iteration_count_printed(1, 1, -1), "epochs must be a whole number of at least 0"),
+        (lambda: tickets.event_overhead(-1, 1.0), "events must be a whole number of at least 0"),
+        (lambda: tickets.event_overhead(1, -1.0), "cost must be a finite number of at least 0"),
+        (lambda: tickets.imp_density(-1), "rounds must be a whole number of at least 0"),
+        (lambda: tickets.imp_density(1, 1.0), "fraction must be a finite number in [0, 1)"),
+        (lambda: tickets.equal_fraction(1.0), "sparsity must be a finite number in [0, 1)"),
+        (lambda: tickets.equal_fraction(0.5, 0), "rounds must be a whole number of at least 1"),
+        (lambda: tickets.open_lth_removed(1), "remaining must be a whole number of at least 2"),
+        (lambda: tickets.open_lth_removed(10, 0.0), "fraction must be a finite number in (0, 1)"),
+        (lambda: tickets.open_lth_removed(10, 1.0), "fraction must be a finite number in (0, 1)"),
+        (lambda: tickets.accuracy_error(1.1, 1), "accuracy"),
+        (lambda: tickets.accuracy_error(0.5, 0), "count"),
+        (lambda: tickets.uniform_draws(0.0, 0.1), "error must be a finite number in (0, 1]"),
+        (lambda: tickets.uniform_draws(1.1, 0.1), "error must be a finite number in (0, 1]"),
+        (lambda: tickets.uniform_draws(0.1, 1.0), "delta must be a finite number in (0, 1)"),
+        (lambda: tickets.uniform_draws(0.1, 0.0), "delta must be a finite number in (0, 1)"),
+        (lambda: tickets.uniform_miss(-1, 0.1), "n must be a whole number of at least 0"),
+        (lambda: tickets.uniform_miss(1, 0.1, 1.1), "target must be a finite number in [-1, 1]"),
+        (lambda: tickets.uniform_miss(1, 0.1, -1.1), "target must be a finite number in [-1, 1]"),
+        (lambda: tickets.fixed_failure(0.1, -1), "half must be a whole number of at least 0"),
+        (lambda: tickets.resampled_failure(0.1, 1, 0), "resamples must be a whole number of at least 1"),
+        (lambda: tickets.resampled_failure(0.1, 1, 1, -1.1), "weight must be a finite number in [-1, 1]"),
+        (lambda: tickets.resampled_failure(0.1, 1, 1, 1.1), "weight must be a finite number in [-1, 1]"),
+        (lambda: tickets.resampled_failure_printed(0.1, -1, 1), "half"),
+        (lambda: tickets.resampled_failure_printed(0.1, 1, 1, 1.1), "weight must be a finite number in [-1, 1]"),
+        (lambda: tickets.resampled_failure_printed(0.1, 1, 1, -1.1), "weight must be a finite number in [-1, 1]"),
+        (lambda: tickets.minimal_resamples(0.1, 0.1, 0), "half must be a whole number of at least 1"),
+        (lambda: tickets.hit_probability(1.1, 1), "window"),
+        (lambda: tickets.best_pair_failure(0.0, 1), "error"),
+        (lambda: tickets.best_pair_failure(1.1, 1), "error"),
+        (lambda: tickets.best_pair_failure(0.1, 0), "resamples"),
+        (lambda: tickets.coordinate_success(0.0, 1, 1, 1), "window must be a finite number in (0, 1)"),
+        (lambda: tickets.coordinate_success(1.0, 1, 1, 1), "window must be a finite number in (0, 1)"),
+        (lambda: tickets.coordinate_success(0.1, 1, -1, 1), "half"),
+        (lambda: tickets.coordinate_success(0.1, 1, 1, 0), "outputs"),
+        (lambda: tickets.coordinate_success_printed(0.1, 1, -1, 1), "half"),
+        (lambda: tickets.coordinate_success_printed(0.1, 1, 1, 0), "outputs"),
+        (lambda: tickets.vector_width(0, 0.1, 0.1, 1), "outputs"),
+        (lambda: tickets.matrix_width(0, 1, 0.1, 0.1, 1), "inputs"),
+        (lambda: tickets.layer_width(0, 1, 1, 0.1, 0.1, 1), "layers"),
+        (lambda: tickets.layer_width_printed(0, 1, 1, 0.1, 0.1, 1), "layers"),
+        (lambda: tickets.layer_window(0, 1, 1, 0.1), "layers"),
+        (lambda: tickets.layer_success(1, 2, 1, 0.5, 1, 10), "multiple of 2 inputs = 4, got 10: the nearest is 8"),
+        (lambda: tickets.layer_success(1, 2, 1, 0.5, 1, 1), "the nearest is 4"),
+        (lambda: tickets.layer_success(1, 2, 1, 0.5, 1, -4), "width must be a whole number of at least 0"),
+        (lambda: tickets.sup_norm_error(0, 0.1), "inputs"),
+        (lambda: tickets.sup_norm_error_printed(0, 0.1), "inputs"),
+        (lambda: tickets.network_plan([4], 0.1, 0.1, 1), "at least an input and an output width"),
+        (lambda: tickets.network_plan([4, 0], 0.1, 0.1, 1), "each of widths"),
+        (lambda: tickets.network_plan(4, 0.1, 0.1, 1), "list of whole numbers"),
+        (lambda: tickets.construct([[1.5]], 0.5, 1), "weights must lie in [-1, 1]"),
+        (lambda: tickets.construct([], 0.5, 1), "weights must"),
+        (lambda: tickets.construct(3.0, 0.5, 1), "weights must be a matrix"),
+        (lambda: tickets.construct([np.ones((2, 3)), np.ones((1, 3))], 0.5, 1), "2 outputs cannot feed 3 inputs"),
+        (lambda: tickets.construct([[1.0]], 0.5, 1, half=0), "half must be a whole number of at least 1"),
+        (lambda: tickets.construct([[1.0]], 0.5, 1, seed=-1), "seed"),
+        (lambda: tickets.construct([[1.0]], 0.5, 0), "resamples"),
+        (lambda: tickets.construct(np.ones((10, 10)), 0.01, 1), "allow a larger error"),
+        (lambda: tickets.construction_success([[1.0]], 0.5, 0, 1), "resamples"),
+        (lambda: tickets.construction_success([[1.0]], 0.5, 1, 0), "half"),
+    ],
+)
+def test_bad_input_is_one_sentence_with_the_range(call, part):
+    with pytest.raises(BadInput) as caught:
+        call()
+    message = str(caught.value)
+    assert part in message
+    assert "\n" not in message
