@@ -210,7 +210,7 @@ class SwapLaw:
 
 
 def outward(ratio: Callable[[Array], Array], start: int, direction: int, room: int, width: int, cut: float) -> Array:
-    """Products of ratios from `start` outwards: terms relative to the one at `start`, until they fall below `cut`; one at least.
+    """Products of ratios from `start` outwards: terms relative to the one at `start`, at least one, down to `cut`.
 
     The ratios must fall (a log-concave law); `room` is how many steps the support allows, `width` a first guess.
     """
