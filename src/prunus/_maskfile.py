@@ -1,7 +1,7 @@
 """The file of `Masks.save`: safetensors, eight weights to a byte.
 
-Every mask is a one-dimensional uint8 tensor under its parameter's name, bits in row-major order, the first weight in the
-lowest bit, unused bits of the last byte zero. The metadata hold
+Every mask is a one-dimensional uint8 tensor under its parameter's name, bits in row-major order, the first weight in
+the lowest bit, unused bits of the last byte zero. The metadata hold
 
     format    "prunus.masks"
     version   "1"

@@ -1,7 +1,7 @@
 """What the rooms hand each other. Read this first.
 
 `Masks` says which weights stay; `Duration` is a length of training with a unit; `ScoreContext`, `Score`, `Pattern` and
-`Allocation` are what `prunus.find_masks` is made of; `reproduction` registers a result of a paper that can be run again.
+`Allocation` are what `prunus.find_masks` is made of; `reproduction` registers a published result that can be run again.
 
     score  x  pattern  x  allocation  ->  Masks
 
@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from prunus.errors import BadInput
-from prunus.weights import Weight, named_parameters, plain_name, prunable_weights
+from prunus.weights import Weight, named_parameters, plain_name, plain_names, prunable_weights
 
 if TYPE_CHECKING:
     from prunus._hold import Hold
@@ -44,7 +44,7 @@ __all__ = [
 ]
 
 
-# ---------------------------------------------------------------------------------------------------------------- masks
+# --------------------------------------------------------------------------------------------------------------- masks
 
 
 @dataclass(frozen=True)
@@ -70,14 +70,13 @@ class Masks(Mapping[str, Tensor]):
     """
 
     def __init__(self, masks: Mapping[str, Tensor], notes: Mapping[str, Any] | None = None) -> None:
-        own: dict[str, Tensor] = {}
         for name, mask in masks.items():
             _check_mask(name, mask)
-            plain = plain_name(name)
-            if plain in own:
-                raise BadInput(f"Two masks are given for {plain!r}; name each parameter once.")
-            own[plain] = mask.detach().clone(memory_format=torch.contiguous_format)
-        self._masks, self.notes = own, dict(notes or {})
+        self._masks = {
+            plain: masks[name].detach().clone(memory_format=torch.contiguous_format)
+            for name, plain in plain_names(masks).items()
+        }
+        self.notes = dict(notes or {})
 
     @classmethod
     def adopt(cls, masks: Mapping[str, Tensor], notes: Mapping[str, Any] | None = None) -> Masks:
@@ -85,7 +84,7 @@ class Masks(Mapping[str, Tensor]):
         new = cls({}, notes)
         for name, mask in masks.items():
             _check_mask(name, mask)
-            new._masks[plain_name(name)] = mask.contiguous()
+        new._masks = {plain: masks[name].contiguous() for name, plain in plain_names(masks).items()}
         return new
 
     @classmethod
@@ -107,7 +106,7 @@ class Masks(Mapping[str, Tensor]):
         return cls.adopt(found, {"from": "model"})
 
     def __getitem__(self, name: str) -> Tensor:
-        return self._masks[plain_name(name)]
+        return self._masks[name if name in self._masks else plain_name(name)]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._masks)
@@ -221,7 +220,7 @@ def _check_mask(name: str, mask: object) -> None:
         raise BadInput(f"The mask of {name!r} must be a boolean tensor, not {kind}.")
 
 
-# ------------------------------------------------------------------------------------------ score x pattern x allocation
+# ---------------------------------------------------------------------------------------- score x pattern x allocation
 
 
 @dataclass(frozen=True, eq=False)
@@ -280,7 +279,7 @@ def check_sparsity(value: object, where: str = "") -> float:
     return float(value)
 
 
-# -------------------------------------------------------------------------------------------------------------- duration
+# ------------------------------------------------------------------------------------------------------------ duration
 
 
 @dataclass(frozen=True)
@@ -312,7 +311,7 @@ class Duration:
         return f"{amount}{self.unit}"
 
 
-# --------------------------------------------------------------------------------------------------------- reproductions
+# ------------------------------------------------------------------------------------------------------- reproductions
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,8 @@ is listed once, under its first name.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -28,13 +29,17 @@ def plain_name(name: str) -> str:
     return name
 
 
+def plain_names(names: Iterable[str]) -> dict[str, str]:
+    """Full name -> plain name; names that would collide once the wrappers' parts are gone keep their full form."""
+    full = list(names)
+    counts = Counter(plain_name(name) for name in full)
+    return {name: plain_name(name) if counts[plain_name(name)] == 1 else name for name in full}
+
+
 def named_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Parameters by plain name; names that would collide once the wrappers' parts are gone keep their full form."""
-    pairs = [(plain_name(name), name, parameter) for name, parameter in model.named_parameters(remove_duplicate=False)]
-    counts: dict[str, int] = {}
-    for plain, _, _ in pairs:
-        counts[plain] = counts.get(plain, 0) + 1
-    return {plain if counts[plain] == 1 else full: parameter for plain, full, parameter in pairs}
+    """Parameters by plain name, those shared by several modules under each of their names."""
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    return {plain: parameters[name] for name, plain in plain_names(parameters).items()}
 
 
 @dataclass(frozen=True, eq=False)

@@ -58,7 +58,7 @@ def prune(
         data=train,
         seed=seed,
     )
-    example = None if test is None else test[0][0][None]
+    example = _example(model, network) if test is None else test[0][0][None]
     rows = summarise(network, masks, example)
     accuracies = _accuracies(network, masks, test, quiet=json)
     files = _write(network, masks, output)
@@ -80,6 +80,22 @@ def _data(name: str | None, folder: Path | None, score: str) -> tuple[Any, Any]:
 
     looks = score in ("snip", "grasp", "synflow", "wanda")
     return load(name, split="train", folder=folder) if looks else None, load(name, split="test", folder=folder)
+
+
+def _example(model: str, network: Any) -> Any:
+    """One input of the shape the zoo's network expects; None for a factory of the user's own."""
+    import torch
+
+    from prunus.models import describe, names
+    from prunus.models.fc import FullyConnected
+
+    if isinstance(network, FullyConnected):
+        return torch.zeros(1, network.layers[0].in_features)
+    name = model.partition(":")[0]
+    shape = describe(name).input if name in names() else None
+    if shape is None:
+        return None
+    return torch.zeros(1, *shape, dtype=torch.long) if len(shape) == 1 else torch.zeros(1, *shape)
 
 
 def _accuracies(network: Any, masks: Any, test: Any, quiet: bool) -> dict[str, float]:
@@ -134,6 +150,8 @@ def _print(record: dict[str, Any], rows: list[Any], json: bool) -> None:
     print_table(columns, [*table, line], left=(0, 1))
     out = console()
     if "accuracy_before" in record:
-        out.print(f"accuracy {record['accuracy_before']:.2%} before, {record['accuracy_after']:.2%} after (no retraining)")
+        out.print(
+            f"accuracy {record['accuracy_before']:.2%} before, {record['accuracy_after']:.2%} after (no retraining)"
+        )
     if "weights_file" in record:
         out.print(f"wrote {record['weights_file']} and {record['masks_file']}")

@@ -69,7 +69,7 @@ def _short(targets: dict[str, float] | float) -> Any:
     return targets if not isinstance(targets, dict) else {name: round(value, 9) for name, value in targets.items()}
 
 
-# --------------------------------------------------------------------------------------------------------- which weights
+# ------------------------------------------------------------------------------------------------------- which weights
 
 
 def _matches(name: str, glob: str) -> bool:
@@ -126,7 +126,7 @@ def _check_values(weights: Mapping[str, Weight]) -> None:
             raise BadInput(f"The weight {name!r} holds NaN or Inf; mend the checkpoint before pruning it.")
 
 
-# ------------------------------------------------------------------------------------------------------------- the masks
+# ----------------------------------------------------------------------------------------------------------- the masks
 
 
 def _in_rounds(

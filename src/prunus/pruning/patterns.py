@@ -92,8 +92,8 @@ class _Banks:
         _, taps, channels = weight.rows(weight.parameter.detach().to("meta")).shape
         if taps * channels < self.bank:
             raise BadInput(
-                f"{self} needs rows of at least {self.bank} weights, but a row of {weight.name!r} has {taps * channels}: "
-                f"use smaller banks or exclude this layer."
+                f"{self} needs rows of at least {self.bank} weights, but a row of {weight.name!r} has "
+                f"{taps * channels}: use smaller banks or exclude this layer."
             )
 
     def mask(self, scores: Tensor, weight: Weight, sparsity: float, *, absolute: bool = False) -> Tensor:
@@ -123,7 +123,8 @@ class Balanced(_Banks):
     """Every bank of `bank` weights loses equally many in every row.
 
     At sparsity s bank number b loses floor(s B) + [u_b < frac(s B)], with u the van der Corput sequence: the same for
-    all rows, within one weight a row of the target, and masks of growing sparsity nest. `equal=True` rounds s B once.
+    all rows, within 1 + log2(banks)/3 weights a row of the target, and masks of growing sparsity nest. `equal=True`
+    rounds s B once.
     """
 
     bank: int = 16
@@ -160,9 +161,10 @@ class NM(_Banks):
 
     def check(self, weight: Weight, sparsity: float) -> None:
         if abs(sparsity - (1 - self.n / self.m)) > 1e-9:
+            own = 1 - self.n / self.m
             raise BadInput(
-                f"{self} keeps {self.n} of every {self.m}, so its sparsity is {1 - self.n / self.m:g}, not {sparsity:g} "
-                f"as asked for {weight.name!r}: ask for {1 - self.n / self.m:g}, or take balanced:{self.m}."
+                f"{self} keeps {self.n} of every {self.m}, so its sparsity is {own:g}, not {sparsity:g} as asked for "
+                f"{weight.name!r}: ask for {own:g}, or take balanced:{self.m}."
             )
         super().check(weight, sparsity)
 

@@ -31,8 +31,8 @@ class ScoreRule:
     """A score and how to use it.
 
     `absolute`: rank by magnitude (the function may then return the weights themselves). `rounds`: prune in that many
-    steps of geometrically falling density, scoring anew each time. `draws`: (wanted zeros, weights, generator) -> zeros,
-    for schemes whose count is itself random.
+    steps of geometrically falling density, scoring anew each time. `draws`: (wanted zeros, weights, generator) -> how
+    many go, for schemes whose count is itself random.
     """
 
     name: str

@@ -1,0 +1,145 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import prunus
+from prunus.cli import COMMANDS, run
+
+
+def prunus_command(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", "from prunus.cli import main; main()", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, env={**os.environ, **environment})
+
+
+@pytest.fixture
+def trained(tmp_path: Path) -> Path:
+    torch.manual_seed(0)
+    model = prunus.models.make("fc:64-48-32-10")
+    save_file(model.state_dict(), tmp_path / "dense.safetensors")
+    return tmp_path / "dense.safetensors"
+
+
+def test_prune_writes_weights_and_masks(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    output = trained.with_name("pruned.safetensors")
+    status = run(
+        ["prune", "fc:64-48-32-10", "--weights", str(trained), "--data", "digits", "--sparsity", "0.75"]
+        + ["--pattern", "balanced:16", "--exclude", "layers.2", "-o", str(output), "--json"]
+    )
+    record = json.loads(capsys.readouterr().out)
+    assert status == 0
+    masks = prunus.Masks.load(output.with_name("pruned.masks.safetensors"))
+    weights, dense = load_file(output), load_file(trained)
+    assert set(masks) == {"layers.0.weight", "layers.1.weight"}
+    for name, value in weights.items():
+        kept = masks[name] if name in masks else torch.ones_like(value, dtype=torch.bool)
+        assert torch.equal(value, dense[name] * kept)
+    assert record["sparsity"] == masks.sparsity == 0.75
+    row = record["layers"][0]
+    square = dense["layers.0.weight"].double().square()
+    removed = float(square[~masks["layers.0.weight"]].sum() / square.sum())
+    assert row["energy_removed"] == pytest.approx(removed)
+    assert row["signal_to_noise"] == pytest.approx(-10 * torch.log10(torch.tensor(removed)).item(), rel=1e-5)
+    assert (row["multiply_adds"], row["multiply_adds_kept"]) == (64 * 48, 64 * 12)
+    assert 0 <= record["accuracy_after"] <= 1
+
+
+def test_the_table_is_for_people(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["prune", "fc:64-48-32-10", "--weights", str(trained), "--data", "digits"]) == 0
+    text = capsys.readouterr().out
+    for word in ("layers.0.weight", "48x64", "energy removed", "dB", "accuracy", "together"):
+        assert word in text
+
+
+def test_convolutions_count_every_pixel(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["prune", "resnet20", "--sparsity", "0.5", "--json"]) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert record["layers"][0]["multiply_adds"] == 16 * 27 * 32 * 32
+    assert sum(row["multiply_adds"] for row in record["layers"]) == pytest.approx(40.55e6, rel=2e-3)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["fc:64-48-32-10", "--sparsity", "1.5"], r"[0, 1)"),
+        (["fc:64-48-32-10", "--sparsity", "much"], "much"),
+        (["fc:64-48-32-10", "--pattern", "2:4"], "ask for 0.5"),
+        (["fc:64-48-32-10", "--pattern", "balanced:100"], "rows of at least 100"),
+        (["fc:64-48-32-10", "--score", "size"], "magnitude"),
+        (["fc:64-48-32-10", "--exclude", "fc"], "matches no prunable weight"),
+        (["resnet21"], "resnet20"),
+        (["fc:64-48-32-10", "--weights", "nowhere.safetensors"], "nowhere.safetensors"),
+        (["fc:64-48-32-10", "--data", "digitz"], "digits"),
+        (["fc:64-48-32-10", "--score", "snip"], "data"),
+        ([], "model"),
+        (["fc:64-48-32-10", "--colour", "red"], "--colour"),
+    ],
+)
+def test_bad_input_has_status_2_and_one_sentence(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["prune", *arguments]) == 2
+    captured = capsys.readouterr()
+    assert message.lower() in captured.err.lower()
+    assert len(captured.err.strip().splitlines()) == 1
+    assert not captured.out
+
+
+def test_a_wrong_checkpoint_leaves_the_files_alone(trained: Path) -> None:
+    output = trained.with_name("out.safetensors")
+    output.write_text("precious")
+    wrong = load_file(trained)
+    wrong["layers.0.weight"] = wrong["layers.0.weight"][:, :10].contiguous()
+    save_file(wrong, trained)
+    assert run(["prune", "fc:64-48-32-10", "--weights", str(trained), "-o", str(output)]) == 2
+    assert output.read_text() == "precious"
+    assert sorted(path.name for path in trained.parent.iterdir()) == ["dense.safetensors", "out.safetensors"]
+
+
+def test_help_teaches_and_is_quick() -> None:
+    result = prunus_command("--help")
+    assert result.returncode == 0
+    assert "prune" in result.stdout
+    assert "Example" in result.stdout
+    code = "import sys, prunus.cli as c; s = c.run(['--help']); sys.exit(s or 3 * ('torch' in sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0
+    code = "import sys, prunus; prunus.__version__; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_every_command_has_help_with_an_example(capsys: pytest.CaptureFixture[str]) -> None:
+    import importlib.util
+
+    for command in COMMANDS:
+        if importlib.util.find_spec(f"prunus.cli.{command}") is None:
+            continue
+        assert run([command, "--help"]) == 0
+        text = capsys.readouterr().out
+        assert "xample" in text, command
+        assert "--json" in text or "COMMAND" in text, command
+
+
+def test_an_unknown_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["prun"]) == 2
+    assert "prun" in capsys.readouterr().err
+
+
+def test_doctor(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["doctor", "--json"]) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert record["packages"]["torch"] == torch.__version__
+    assert set(record["kernels"]) == {"select", "kernels"}
+
+
+def test_doctor_says_when_kernels_are_off() -> None:
+    result = prunus_command("doctor", "--json", PRUNUS_NATIVE="0")
+    assert "switched off" in json.loads(result.stdout)["kernels"]["select"]
+    forced = prunus_command("doctor", "--json", PRUNUS_CPU="portable")
+    assert json.loads(forced.stdout)["kernels"]["select"] in ("portable", "not built: plain torch runs instead")
