@@ -170,8 +170,8 @@ def recursion() -> str:
         assert attained <= sharp, f"a network differs by {attained}, the recursion allows {sharp}"
         if trial % 2 == 0:
             assert sharp <= c.recursion_error(spectral(weights), parts) * (1 + 1e-12), "the sharp form is larger"
-    line = c.recursion_error([2.0, 3.0], [0.0, 0.5], radius=7.0)  # scalar network 2x, then 3 -> 2.5: attained
-    assert_close("scalar", line, 0.5 * 2 * 7)
+    # The scalar network 2x, then 3 pruned to 2.5, attains its bound.
+    assert_close("scalar", c.recursion_error([2.0, 3.0], [0.0, 0.5], radius=7.0), 7.0)
     for layers, norm, t in itertools.product((3, 4, 6), (1.0, 1.7), (0.0, 1e-9, 0.5)):
         parts = [0.0, *[t] * (layers - 2), 0.0]
         solved = c.equal_norm_error(norm, t, layers, 0.5)
@@ -440,8 +440,7 @@ def confidence() -> str:
         pmf = stats.binom.pmf(np.arange(n + 1), n, p)
         assert pmf[uppers < p].sum() <= delta + 1e-12, "the upper bound misses too often"
         assert pmf[(low > p) | (high < p)].sum() <= delta + 1e-12, "the interval misses too often"
-    shared = c.exceedance_upper(n, 3, delta, comparisons=5)
-    assert_close("Bonferroni", shared, c.exceedance_upper(n, 3, delta / 5), 1e-12)
+    assert c.exceedance_upper(n, 3, delta, 5) == c.exceedance_upper(n, 3, delta / 5), "Bonferroni"
     assert_close("tail", float(stats.binom.cdf(3, n, uppers[3])), delta, 1e-9)
     for n, delta in ((99, 0.1), (19, 0.05), (18, 0.05), (250, 0.037)):
         rank = int(c.conformal_rank(n, delta)["rank"])

@@ -71,9 +71,10 @@ def theorem3_probability(
 
     `union_inner` counts every norm event once. `last_constant` matters to the printed form only.
     """
-    del last_constant
+    constants = theorem3_constants(second, fourth, latala)
+    _last_constant(last_constant, constants)
     layers, norms, differences, masks = _theorem3_terms(
-        layers, image, kernel, d, exponent, image_exponent, width_exponent, theorem3_constants(second, fourth, latala)
+        layers, image, kernel, d, exponent, image_exponent, width_exponent, constants
     )
     last = last_layer_failure(image, d, outputs, second, fourth, latala, norm_bound)
     inner = 1.0 - differences - (layers**2 - layers - 2) / 2 * norms - last
@@ -103,8 +104,7 @@ def theorem3_probability_printed(
     layers, norms, differences, masks = _theorem3_terms(
         layers, image, kernel, d, exponent, image_exponent, width_exponent, constants
     )
-    c5 = constants["constant3"] if last_constant is None else positive("last_constant", last_constant)
-    last = c5 * image ** (image_exponent - 1.0)
+    last = _last_constant(last_constant, constants) * image ** (image_exponent - 1.0)
     inner = 1.0 - differences - (layers**2 - layers - 2) / 2 * norms - last
     return {"inner": inner, "probability": masks * inner}
 
@@ -125,7 +125,7 @@ def theorem3_error(
     `relative` compares it with the bound on the network itself: near one or above, the statement is empty.
     """
     own, relative = _theorem3_error(layers, image, d, image_exponent, width_exponent, lipschitz)
-    radius = cube_radius(input_image, channels)["radius"]
+    radius = cube_radius(whole("input_image", input_image, 1), channels)["radius"]
     return {"error": positive("norm_bound", norm_bound) * radius * own * relative, "relative": relative}
 
 
@@ -143,6 +143,7 @@ def theorem3_error_printed(
     """(11) as printed: p^(-image_exponent) for the last layer whatever its norm, and radius p_0 sqrt(d)."""
     positive("norm_bound", norm_bound)
     whole("channels", channels, 1)
+    input_image = whole("input_image", input_image, 1)
     own, relative = _theorem3_error(layers, image, d, image_exponent, width_exponent, lipschitz)
     return {"error": image**-image_exponent * cube_radius(input_image, d)["radius"] * own * relative}
 
@@ -209,7 +210,7 @@ def unequal_convolution_error(
     norms = reals("norm_bounds", norm_bounds, 0.0)
     parts = reals("differences", differences, 0.0, length=len(norms))
     last = real("last_norm_bound", last_norm_bound, 0.0)
-    radius = cube_radius(input_image, channels)["radius"]
+    radius = cube_radius(whole("input_image", input_image, 1), channels)["radius"]
     return recursion_error(np.append(norms, last), np.append(parts, 0.0), lipschitz, radius)
 
 
@@ -265,6 +266,11 @@ def _layer_sides(images: ArrayLike, kernels: ArrayLike) -> tuple[np.ndarray, np.
 
 def _last_ratio(image: int, d: int, outputs: int) -> float:
     return whole("outputs", outputs, 1) / (whole("image", image, 1) ** 2 * whole("d", d, 1))
+
+
+def _last_constant(value: float | None, constants: dict[str, float]) -> float:
+    """C_5, which print leaves open: C_3 unless given."""
+    return constants["constant3"] if value is None else positive("last_constant", value)
 
 
 def _theorem3_terms(

@@ -201,7 +201,8 @@ def _larger(rows: int, columns: int) -> int:
 
 def _sides(rows: int, columns: int) -> float:
     """(sqrt rows + sqrt columns)/sqrt(larger): 2 for a square matrix."""
-    return (math.sqrt(rows) + math.sqrt(columns)) / math.sqrt(_larger(rows, columns))
+    larger = _larger(rows, columns)
+    return (math.sqrt(rows) + math.sqrt(columns)) / math.sqrt(larger)
 
 
 def _log_inverse(delta: float) -> float:
