@@ -128,7 +128,9 @@ def _from_path(path: str, split: str, folder: str | os.PathLike[str] | None) -> 
         except Exception as error:
             raise BadInput(f"The data set {path} failed with {describe_error(error)}.") from error
     if not (hasattr(found, "__getitem__") and hasattr(found, "__len__")):
-        raise BadInput(f"{path} gives a {type(found).__name__}: a data set has a length and (input, label) items.")
+        raise BadInput(
+            f"{path} gives an object of type {type(found).__name__}: a data set has a length and (input, label) items."
+        )
     return found
 
 

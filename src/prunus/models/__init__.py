@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from prunus.models.init import fans, fill_, initialise
 from prunus.models.init import names as init_names
-from prunus.models.weights import load_weights
+from prunus.models.weights import load_weights, save_weights
 from prunus.models.zoo import Entry, describe, make, names, resolve
 
 __all__ = [
@@ -28,4 +28,5 @@ __all__ = [
     "make",
     "names",
     "resolve",
+    "save_weights",
 ]

@@ -1,12 +1,15 @@
-"""Trained weights from a file, checked completely before the model is touched.
+"""Trained weights to a file and from one, checked completely before the model is touched.
 
 Read are safetensors files and torch files; the latter only with `weights_only=True`, which runs no code from the file.
 A torch file may hold the tensors by name, or a checkpoint with them under "state_dict", "model_state_dict" or "model".
+Files that `save_weights` wrote carry a checksum of their tensors, which reading compares; safetensors has none itself.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
+import pickle
 import zipfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -21,6 +24,7 @@ from prunus.errors import BadFile, BadInput
 _PREFIXES = ("module.", "_orig_mod.")
 _WRAPPERS = ("state_dict", "model_state_dict", "model")
 _SHOWN = 3
+_CHECKSUM = "prunus.sha256"
 _T = TypeVar("_T")
 
 
@@ -49,6 +53,41 @@ def load_weights(model: nn.Module, path: str | os.PathLike[str]) -> nn.Module:
     return model
 
 
+def save_weights(model: nn.Module, path: str | os.PathLike[str]) -> Path:
+    """Write all tensors of `model` as safetensors, with a checksum, under its names without wrapper prefixes.
+
+    The file appears complete or not at all. Tied weights are written under each of their names.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    file = Path(path)
+    tensors = {
+        name: tensor.detach().cpu().contiguous().clone()
+        for name, tensor in _stripped(model.state_dict(), "the model").items()
+    }
+    temporary = file.with_name(f".{file.name}.{os.getpid()}.tmp")
+    try:
+        save_file(tensors, temporary, metadata={_CHECKSUM: _checksum(tensors)})
+        os.replace(temporary, file)
+    except (OSError, SafetensorError) as error:
+        raise BadFile(
+            f"The weights file {file} cannot be written ({describe(error)}): choose another place."
+        ) from error
+    finally:
+        temporary.unlink(missing_ok=True)
+    return file
+
+
+def _checksum(tensors: Mapping[str, Tensor]) -> str:
+    """SHA-256 over names, dtypes, shapes and bytes, in the order of the names."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        digest.update(tensor.contiguous().flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
 def read_tensors(path: str | os.PathLike[str]) -> dict[str, Tensor]:
     """The named tensors of a safetensors file or a torch file (`weights_only=True`), on the CPU."""
     file = Path(path)
@@ -58,6 +97,11 @@ def read_tensors(path: str | os.PathLike[str]) -> dict[str, Tensor]:
         content = _read_safetensors(file) if _looks_like_safetensors(file) else _read_torch(file)
     except BadFile:
         raise
+    except pickle.UnpicklingError as error:  # torch's own text advises to run the code in the file
+        raise BadFile(
+            f"The weights file {file} is damaged or holds more than tensors, and is not read any further, as it could "
+            "run code: save the model's state_dict()."
+        ) from error
     except Exception as error:  # whatever the parsers raise on damaged bytes: the file is at fault
         raise BadFile(
             f"The weights file {file} cannot be read ({describe(error)}): it must be an undamaged safetensors file or "
@@ -75,9 +119,15 @@ def _looks_like_safetensors(file: Path) -> bool:
 
 
 def _read_safetensors(file: Path) -> Mapping[str, Tensor]:
+    from safetensors import safe_open
     from safetensors.torch import load_file
 
-    return load_file(file)
+    tensors = load_file(file)
+    with safe_open(file, "pt") as opened:
+        expected = (opened.metadata() or {}).get(_CHECKSUM)
+    if expected is not None and expected != _checksum(tensors):
+        raise BadFile(f"The weights file {file} is damaged: the checksum of its tensors does not match.")
+    return tensors
 
 
 def _read_torch(file: Path) -> Any:
@@ -99,8 +149,8 @@ def _named_tensors(content: Any, file: Path) -> dict[str, Tensor]:
     for name, tensor in content.items():
         if not isinstance(name, str) or not isinstance(tensor, Tensor):
             raise BadFile(
-                f"The weights file {file} holds a {type(tensor).__name__} under {name!r} where a named tensor is "
-                "expected: save the model's state_dict()."
+                f"The weights file {file} holds something of type {type(tensor).__name__} under {name!r} where a named "
+                "tensor is expected: save the model's state_dict()."
             )
     return dict(content)
 

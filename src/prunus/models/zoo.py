@@ -144,13 +144,19 @@ def _from_path(path: str) -> nn.Module:
     if isinstance(found, nn.Module):
         return found
     if not callable(found):
-        raise BadInput(f"{path} is a {type(found).__name__}: a model is a torch module or a function that returns one.")
+        raise BadInput(
+            f"{path} is an object of type {type(found).__name__}: a model is a torch module or a function "
+            "that returns one."
+        )
     try:
         model = found()
     except Exception as error:
         raise BadInput(f"The model factory {path} failed with {describe_error(error)}.") from error
     if not isinstance(model, nn.Module):
-        raise BadInput(f"The model factory {path} returned a {type(model).__name__}: it must return a torch module.")
+        raise BadInput(
+            f"The model factory {path} returned an object of type {type(model).__name__}: it must return a torch "
+            "module."
+        )
     return model
 
 
