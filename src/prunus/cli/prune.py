@@ -90,7 +90,7 @@ def _example(model: str, network: Any) -> Any:
     from prunus.models.fc import FullyConnected
 
     if isinstance(network, FullyConnected):
-        return torch.zeros(1, network.layers[0].in_features)
+        return torch.zeros(1, next(network.parameters()).shape[1])
     name = model.partition(":")[0]
     shape = describe(name).input if name in names() else None
     if shape is None:

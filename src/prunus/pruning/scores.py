@@ -118,7 +118,7 @@ def _distinct(draws: int, total: int, generator: torch.Generator) -> int:
 
 
 @register("random-with-replacement", draws=_distinct)
-def random_with_replacement(context: ScoreContext) -> dict[str, Tensor]:
+def random_with_replacement(context: ScoreContext) -> Mapping[str, Tensor]:
     """Independent draws that may repeat, as in the closeness theorems: fewer zeros than asked for (ledger P-3).
 
     The zeros are a uniform set of a random size, D (1 - (1 - 1/D)^N) on average for N draws from D weights.
@@ -214,7 +214,8 @@ def grasp(context: ScoreContext) -> dict[str, Tensor]:
     _, gradients = _gradients(context, "grasp", graph=True)
     parameters = [weight.parameter for weight in context.weights.values()]
     with torch.enable_grad():
-        flow = sum((gradient * gradient.detach()).sum() for gradient in gradients if gradient is not None)
+        parts = [(gradient * gradient.detach()).sum() for gradient in gradients if gradient is not None]
+        flow = torch.stack([part.to(parts[0]) for part in parts]).sum()
         products = torch.autograd.grad(flow, parameters, allow_unused=True)
     return {
         name: torch.zeros_like(weight.parameter) if product is None else (weight.parameter * product).detach()
