@@ -136,12 +136,15 @@ def drop_smallest_in_banks(
 
 
 def _flatten(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Row-major vectors of the tensors (views where the memory allows), after checking that they can be ordered."""
+    """Contiguous row-major vectors of the tensors (views where they are stored so), checked to be orderable."""
     for number, tensor in enumerate(tensors):
         if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
             what = tensor.dtype if isinstance(tensor, Tensor) else type(tensor).__name__
             raise BadInput(f"Scores must be floating-point tensors, but tensor {number} is {what}; convert it first.")
-    return [tensor.detach().resolve_neg().reshape(-1) for tensor in tensors]
+    flat = [tensor.detach().resolve_neg().reshape(-1).contiguous() for tensor in tensors]
+    if any(part.dtype == torch.float64 for part in flat):  # a threshold between two float32 numbers fits float64 only
+        flat = [part.double() for part in flat]
+    return flat
 
 
 def _checked_count(count: int, total: int, verb: str) -> int:
@@ -290,9 +293,8 @@ def _threshold_of_all(flat: Sequence[Tensor], count: int, absolute: bool) -> tup
             _refuse_nan(chunk)
     if count == 0:
         return -math.inf, 0
-    dtype = functools.reduce(torch.promote_types, (part.dtype for part in flat), torch.float32)
     device = flat[0].device
-    values = torch.cat([chunk.to(device, dtype, copy=True) for part in flat for _, chunk in _chunks(part, absolute)])
+    values = torch.cat([chunk.to(device, copy=True) for part in flat for _, chunk in _chunks(part, absolute)])
     return _select(values, count)
 
 
@@ -360,13 +362,12 @@ def _scan(
                 found.append(values)
     if within > limit or bottom == top:
         return under, within, None
-    dtype = functools.reduce(torch.promote_types, (values.dtype for values in found), torch.float32)
-    return under, within, torch.cat([values.to(flat[0].device, dtype) for values in found])
+    return under, within, torch.cat([values.to(flat[0].device) for values in found])
 
 
 def _next(flat: Sequence[Tensor], value: float, toward: float) -> float:
-    """The neighbour of a score in the widest type that occurs."""
-    wide = torch.float64 if any(part.dtype == torch.float64 for part in flat) else torch.float32
+    """The neighbour of a score in the type that scores are compared in."""
+    wide = torch.float64 if flat[0].dtype == torch.float64 else torch.float32
     return float(torch.nextafter(torch.tensor(value, dtype=wide), torch.tensor(toward, dtype=wide)))
 
 

@@ -5,6 +5,11 @@
 #ifdef PRUNUS_EMULATED_AVX512
 #define SIMDE_ENABLE_NATIVE_ALIASES
 #include <simde/x86/avx512.h>
+#ifndef _mm512_cvtepi16_epi32  // missing in SIMDe 0.7
+#define _mm512_cvtepi16_epi32(packed)                                                                     \
+    _mm512_inserti64x4(_mm512_castsi256_si512(_mm256_cvtepi16_epi32(_mm256_castsi256_si128(packed))),     \
+                       _mm256_cvtepi16_epi32(_mm256_extracti128_si256(packed, 1)), 1)
+#endif
 #else
 #include <immintrin.h>
 #endif
@@ -36,8 +41,8 @@ inline Keys both(Keys a, Keys b) { return _mm512_and_si512(a, b); }
 inline Keys larger(Keys a, Keys b) { return upper(a, b); }
 
 inline Keys negate_where(Keys magnitude, Keys bits) {
-    const Keys sign = _mm512_srai_epi32(bits, 31);
-    return _mm512_sub_epi32(_mm512_xor_si512(magnitude, sign), sign);
+    const auto negative = _mm512_cmpgt_epi32_mask(_mm512_setzero_si512(), bits);
+    return _mm512_mask_sub_epi32(magnitude, negative, _mm512_setzero_si512(), magnitude);
 }
 
 inline std::int32_t largest_of(Keys keys) {
@@ -54,12 +59,12 @@ inline unsigned same(Keys a, Keys b) { return unsigned(_mm512_cmpeq_epi32_mask(a
 // Compressed in a register and stored whole: storing a compressed register directly is slow on some processors. The
 // caller leaves room for sixteen keys.
 inline std::int32_t *append(std::int32_t *to, Keys keys, unsigned bits) {
-    store(to, _mm512_maskz_compress_epi32(__mmask16(bits), keys));
+    store(to, _mm512_maskz_compress_epi32(std::uint16_t(bits), keys));
     return to + __builtin_popcount(bits);
 }
 
 inline void spread(std::uint8_t *to, unsigned bits) {
-    _mm_storeu_si128(reinterpret_cast<__m128i *>(to), _mm_maskz_set1_epi8(__mmask16(bits), 1));
+    _mm_storeu_si128(reinterpret_cast<__m128i *>(to), _mm_maskz_mov_epi8(std::uint16_t(bits), _mm_set1_epi8(1)));
 }
 
 // Pairs, then fours inside 128-bit quarters, then the quarters themselves.
