@@ -1,0 +1,85 @@
+"""`prunus reproduce`: the papers' tables and figures again, published numbers beside ours."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json as jsonlib
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+
+from prunus.cli.options import DataDir, Json, Seed
+
+ROOMS = ("theory", "sparse", "training", "certificates", "tangent", "private", "models")
+
+
+def reproduce(
+    *names: Annotated[str, Parameter(help="Which reproductions to run; see --list. Several may be named.")],
+    list: Annotated[bool, Parameter(negative="", help="Say what can be run, its needs and its minutes.")] = False,
+    data_dir: DataDir = None,
+    output: Annotated[Path | None, Parameter(alias="-o", help="Also write the rows to this JSON file.")] = None,
+    seed: Seed = 0,
+    json: Json = False,
+) -> None:
+    """Run the papers' tables and figures again, beside the published numbers.
+
+    Example: `prunus reproduce --list`, then `prunus reproduce energy-by-bank`
+    """
+    from prunus.cli.output import print_json, print_table
+    from prunus.errors import UnknownName
+
+    known = collect()
+    if list or not names:
+        rows = [
+            {"id": r.id, "title": r.title, "source": r.source, "minutes": r.minutes, "needs": ", ".join(r.needs)}
+            | {"status": r.out_of_reach or "runs here"}
+            for r in known.values()
+        ]
+        if json:
+            print_json(rows)
+        else:
+            columns = ["id", "what", "source", "minutes", "needs", "status"]
+            print_table(columns, [[*row.values()] for row in rows], left=(0, 1, 2, 4, 5))
+        return
+    for name in names:
+        if name not in known:
+            raise UnknownName("reproduction", name, known)
+    results = {name: run_one(known[name], data_dir, seed, quiet=json) for name in names}
+    if output is not None:
+        from prunus.files import replace_json
+
+        replace_json(output, results)
+    if json:
+        print_json(results)
+
+
+def collect() -> dict[str, Any]:
+    """Every registered reproduction, by id: each room registers its own in `reproductions`."""
+    from prunus.contract import reproductions
+
+    for room in ROOMS:
+        if importlib.util.find_spec(f"prunus.{room}.reproductions"):
+            importlib.import_module(f"prunus.{room}.reproductions")
+    return dict(sorted(reproductions.items()))
+
+
+def run_one(entry: Any, folder: Path | None, seed: int, quiet: bool) -> list[dict[str, Any]]:
+    """Run one reproduction and print its table as it stands beside the paper's."""
+    import inspect
+
+    from prunus.cli.output import console, print_table
+    from prunus.errors import BadInput
+
+    if entry.out_of_reach:
+        raise BadInput(f"{entry.id} cannot be run here: {entry.out_of_reach}")
+    accepted = inspect.signature(entry.run).parameters
+    options = {"seed": seed, "folder": folder, "quiet": quiet}
+    rows = [dict(row) for row in entry.run(**{key: value for key, value in options.items() if key in accepted})]
+    if not quiet:
+        columns = [*dict.fromkeys(key for row in rows for key in row)]
+        text = [number for number, key in enumerate(columns) if any(isinstance(row.get(key), str) for row in rows)]
+        console().print(f"[bold]{entry.title}[/bold]\n{entry.source}")
+        print_table(columns, [[row.get(key) for key in columns] for row in rows], left=text)
+    return jsonlib.loads(jsonlib.dumps(rows, default=float))
