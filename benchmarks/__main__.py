@@ -1,0 +1,46 @@
+"""`python -m benchmarks [names] [--quick]`: run the benchmarks and keep their tables in docs/evidence."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import pkgutil
+import sys
+from pathlib import Path
+
+import benchmarks
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+
+
+def found() -> list[str]:
+    """Every module here that has a `run`."""
+    names = [module.name for module in pkgutil.iter_modules(benchmarks.__path__)]
+    return sorted(name for name in names if name not in ("harness", "peers") and not name.startswith("_"))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="benchmarks", description=__doc__)
+    parser.add_argument("names", nargs="*", help="all of them unless named: " + ", ".join(found()))
+    parser.add_argument("--quick", action="store_true", help="fewer repeats and shapes; nothing is recorded")
+    options = parser.parse_args()
+    unknown = sorted(set(options.names) - set(found()))
+    if unknown:
+        print(f"There is no benchmark named {unknown[0]!r}. Known: {', '.join(found())}.", file=sys.stderr)
+        return 2
+    from support.evidence import record
+
+    for name in options.names or found():
+        module = importlib.import_module(f"benchmarks.{name}")
+        rows = module.run(options.quick)
+        note = (module.__doc__ or "").strip()
+        print(f"\n{name}: {note.splitlines()[0] if note else ''}")
+        for row in rows:
+            print("  " + "  ".join(f"{key}={value}" for key, value in row.items()))
+        if not options.quick:
+            record(f"bench-{name.replace('_', '-')}", rows, note)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,145 @@
+// Kernels for processors with AVX2 and FMA.
+#include <immintrin.h>
+
+#include "format.h"
+
+namespace prunus {
+namespace kernels {
+namespace {
+
+using vec = __m256;
+constexpr int W = 8;
+inline vec load(const float *p) { return _mm256_loadu_ps(p); }
+inline void store(float *p, vec v) { _mm256_storeu_ps(p, v); }
+inline vec fma(vec a, vec b, vec c) { return _mm256_fmadd_ps(a, b, c); }
+
+// Each of R neighbouring values in all lanes of its own register: one load for two or four of them, then in-lane moves.
+template <int R>
+inline void splat_rows(const float *p, vec *out) {
+    if constexpr (R == 2) {
+        const vec both = _mm256_castpd_ps(_mm256_broadcast_sd(reinterpret_cast<const double *>(p)));
+        out[0] = _mm256_moveldup_ps(both), out[1] = _mm256_movehdup_ps(both);
+    } else {
+#pragma GCC unroll 2
+        for (int i = 0; i < R; i += 4) {
+            const vec four = _mm256_broadcast_ps(reinterpret_cast<const __m128 *>(p + i));
+            out[i] = _mm256_permute_ps(four, 0x00), out[i + 1] = _mm256_permute_ps(four, 0x55);
+            out[i + 2] = _mm256_permute_ps(four, 0xAA), out[i + 3] = _mm256_permute_ps(four, 0xFF);
+        }
+    }
+}
+
+// out[i] = base + ((packet[i] >> shift) & mask) * stride for sixteen lanes.
+inline void place(const uint8_t *packet, int shift, uint32_t mask, uint32_t stride, uint32_t base, uint32_t *out) {
+    const __m128i count = _mm_cvtsi32_si128(shift);
+    const __m256i keep = _mm256_set1_epi32(int(mask)), step = _mm256_set1_epi32(int(stride)), start = _mm256_set1_epi32(int(base));
+    for (int i = 0; i < lanes; i += 8) {
+        const __m256i wide = _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i *>(packet + i)));
+        const __m256i j = _mm256_and_si256(_mm256_srl_epi32(wide, count), keep);
+        _mm256_storeu_si256(reinterpret_cast<__m256i *>(out + i), _mm256_add_epi32(_mm256_mullo_epi32(j, step), start));
+    }
+}
+
+#include "tile.h"
+#include "transpose8_avx2.h"
+#include "transpose.h"
+
+// Four values of each of two slots, sixteen lanes apart.
+inline vec load_pair(const float *p) {
+    return _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(p)), _mm_loadu_ps(p + lanes), 1);
+}
+inline vec load_pair(const uint16_t *p) {
+    const __m128i both = _mm_unpacklo_epi64(_mm_loadl_epi64(reinterpret_cast<const __m128i *>(p)),
+                                            _mm_loadl_epi64(reinterpret_cast<const __m128i *>(p + lanes)));
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(both), 16));
+}
+inline vec load_pair(const int8_t *p) {
+    const __m128i both = _mm_unpacklo_epi32(_mm_loadu_si32(p), _mm_loadu_si32(p + lanes));
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(both));
+}
+
+// The sixteen floats of a bank as four planes of bytes, which is what a byte shuffle can look up.
+inline void byte_planes(const float *bank, __m128i (&plane)[4]) {
+    const __m128i order = _mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    __m128i a[4];
+    for (int i = 0; i < 4; ++i) a[i] = _mm_shuffle_epi8(_mm_castps_si128(_mm_loadu_ps(bank + 4 * i)), order);
+    const __m128i b0 = _mm_unpacklo_epi32(a[0], a[1]), b1 = _mm_unpacklo_epi32(a[2], a[3]);
+    const __m128i b2 = _mm_unpackhi_epi32(a[0], a[1]), b3 = _mm_unpackhi_epi32(a[2], a[3]);
+    plane[0] = _mm_unpacklo_epi64(b0, b1), plane[1] = _mm_unpackhi_epi64(b0, b1);
+    plane[2] = _mm_unpacklo_epi64(b2, b3), plane[3] = _mm_unpackhi_epi64(b2, b3);
+}
+
+// For each pair of slots, plane by plane, the table of the even slot's bank beside that of the odd one's.
+void prepare_tables(const int32_t *schedule, int64_t slots, const float *x, uint8_t *tables) {
+    __m128i plane[4];
+    for (int64_t s = 0; s < slots + slots % 2; ++s) {
+        if (s < slots && (s == 0 || schedule[s] != schedule[s - 1])) byte_planes(x + int64_t(schedule[s]) * 16, plane);
+        uint8_t *out = tables + s / 2 * 128 + s % 2 * 16;
+        for (int i = 0; i < 4; ++i) _mm_store_si128(reinterpret_cast<__m128i *>(out + 32 * i), plane[i]);
+    }
+}
+
+// Two slots of sixteen rows at once. A permute across the register costs this machine class two operations and a bank
+// is two registers, so the inputs are looked up byte by byte instead: four shuffles within lanes, one for each byte of
+// a float, then eight interleaves put the floats together. The even slot stays in the low lane, the odd in the high.
+template <typename T>
+inline void permute_pair(const uint8_t *tables, __m256i index, const T *values, vec (&sum)[4]) {
+    __m256i byte[4];
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i)
+        byte[i] = _mm256_shuffle_epi8(_mm256_load_si256(reinterpret_cast<const __m256i *>(tables + 32 * i)), index);
+    const __m256i a0 = _mm256_unpacklo_epi8(byte[0], byte[1]), b0 = _mm256_unpacklo_epi8(byte[2], byte[3]);
+    const __m256i a1 = _mm256_unpackhi_epi8(byte[0], byte[1]), b1 = _mm256_unpackhi_epi8(byte[2], byte[3]);
+    sum[0] = fma(load_pair(values), _mm256_castsi256_ps(_mm256_unpacklo_epi16(a0, b0)), sum[0]);
+    sum[1] = fma(load_pair(values + 4), _mm256_castsi256_ps(_mm256_unpackhi_epi16(a0, b0)), sum[1]);
+    sum[2] = fma(load_pair(values + 8), _mm256_castsi256_ps(_mm256_unpacklo_epi16(a1, b1)), sum[2]);
+    sum[3] = fma(load_pair(values + 12), _mm256_castsi256_ps(_mm256_unpackhi_epi16(a1, b1)), sum[3]);
+}
+
+inline __m256i pair_index(const uint8_t *packet) {
+    const __m256i both = _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i *>(packet)));
+    const __m256i split = _mm256_blend_epi32(both, _mm256_srli_epi16(both, 4), 0xF0);
+    return _mm256_and_si256(split, _mm256_set1_epi8(15));
+}
+
+template <typename T>
+inline void permute_group(const Packed &p, int64_t group, const uint8_t *tables, float *out) {
+    const T *values = static_cast<const T *>(p.values) + p.slot_start[group] * lanes;
+    const uint8_t *packet = p.index + p.packet_start[group] * lanes;
+    int64_t slots = p.slots(group);
+    vec sum[4] = {_mm256_setzero_ps(), _mm256_setzero_ps(), _mm256_setzero_ps(), _mm256_setzero_ps()};
+    for (; slots >= 2; slots -= 2, packet += lanes, tables += 128, values += 2 * lanes) {
+        _mm_prefetch(reinterpret_cast<const char *>(values) + 1024, _MM_HINT_T0);
+        _mm_prefetch(reinterpret_cast<const char *>(values) + 1088, _MM_HINT_T0);
+        permute_pair(tables, pair_index(packet), values, sum);
+    }
+    if (slots) {
+        T last[2 * lanes] = {};
+        for (int i = 0; i < lanes; ++i) last[i] = values[i];
+        permute_pair(tables, pair_index(packet), last, sum);
+    }
+    for (int i = 0; i < 4; ++i)
+        _mm_storeu_ps(out + 4 * i, _mm_add_ps(_mm256_castps256_ps128(sum[i]), _mm256_extractf128_ps(sum[i], 1)));
+}
+
+void permute_kernel(const Packed &p, int64_t group, const float *, int64_t, const uint8_t *tables, int64_t table_stride,
+                    int samples, float *out) {
+    for (int n = 0; n < samples; ++n, tables += table_stride, out += lanes) {
+        switch (p.kind) {
+            case Values::f32: permute_group<float>(p, group, tables, out); break;
+            case Values::bf16: permute_group<uint16_t>(p, group, tables, out); break;
+            case Values::i8: permute_group<int8_t>(p, group, tables, out); break;
+        }
+    }
+}
+
+}  // namespace
+
+const Level &avx2_level() {
+    static constexpr Level level = {"avx2", W, 4, 6, tile_kernel, decode_offsets, 128, prepare_tables,
+                                    permute_kernel, to_tile, from_tile, finish_row};
+    return level;
+}
+
+}  // namespace kernels
+}  // namespace prunus

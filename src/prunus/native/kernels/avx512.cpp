@@ -1,0 +1,130 @@
+// Kernels for processors with AVX-512 (F, BW, DQ, VL). The same file is compiled against SIMDe by the tests, so that it
+// is proven on machines that do not have these instructions.
+#ifdef PRUNUS_EMULATE_AVX512
+#define SIMDE_ENABLE_NATIVE_ALIASES
+#include <simde/x86/avx512.h>
+#else
+#include <immintrin.h>
+#endif
+
+#include "format.h"
+
+namespace prunus {
+namespace kernels {
+namespace {
+
+using vec = __m512;
+constexpr int W = 16;
+inline vec load(const float *p) { return _mm512_loadu_ps(p); }
+inline void store(float *p, vec v) { _mm512_storeu_ps(p, v); }
+inline vec fma(vec a, vec b, vec c) { return _mm512_fmadd_ps(a, b, c); }
+
+// Each of R neighbouring values in all lanes of its own register: one load for two or four of them, then in-lane moves.
+template <int R>
+inline void splat_rows(const float *p, vec *out) {
+    if constexpr (R == 2) {
+        const vec both = _mm512_castpd_ps(_mm512_broadcastsd_pd(_mm_loadl_pd(_mm_setzero_pd(), reinterpret_cast<const double *>(p))));
+        out[0] = _mm512_permute_ps(both, 0xA0), out[1] = _mm512_permute_ps(both, 0xF5);
+    } else {
+#pragma GCC unroll 2
+        for (int i = 0; i < R; i += 4) {
+            const vec four = _mm512_broadcast_f32x4(_mm_loadu_ps(p + i));
+            out[i] = _mm512_permute_ps(four, 0x00), out[i + 1] = _mm512_permute_ps(four, 0x55);
+            out[i + 2] = _mm512_permute_ps(four, 0xAA), out[i + 3] = _mm512_permute_ps(four, 0xFF);
+        }
+    }
+}
+
+// out[i] = base + ((packet[i] >> shift) & mask) * stride for sixteen lanes.
+inline void place(const uint8_t *packet, int shift, uint32_t mask, uint32_t stride, uint32_t base, uint32_t *out) {
+    const __m512i wide = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i *>(packet)));
+    const __m512i right = _mm512_srl_epi32(wide, _mm_cvtsi32_si128(shift));
+    const __m512i j = _mm512_and_si512(right, _mm512_set1_epi32(int(mask)));
+    const __m512i scaled = _mm512_mullo_epi32(j, _mm512_set1_epi32(int(stride)));
+    _mm512_storeu_si512(out, _mm512_add_epi32(scaled, _mm512_set1_epi32(int(base))));
+}
+
+#include "tile.h"
+#include "transpose8_avx2.h"
+#include "transpose.h"
+
+inline vec load_values(const float *p) { return _mm512_loadu_ps(p); }
+inline vec load_values(const uint16_t *p) {
+    const __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i *>(p)));
+    return _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
+}
+inline vec load_values(const int8_t *p) {
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i *>(p))));
+}
+
+// A bank of 16 inputs is one register, so the index inside the bank is one permute; it reads only the low four bits of
+// each lane, so the odd slot of a pair takes a shift and no mask. Up to six samples share the decoding; below four, the
+// slots alternate between several sums so that the multiply-adds need not wait for each other.
+template <int S, int C, typename T>
+inline void permute_slot(__m512i index, const T *values, const float *bank, int64_t ldx, vec (&sum)[C][S], int chain) {
+    const vec v = load_values(values);
+#pragma GCC unroll 8
+    for (int n = 0; n < S; ++n)
+        sum[chain][n] = fma(v, _mm512_permutexvar_ps(index, load(bank + n * ldx)), sum[chain][n]);
+}
+
+template <int S, int C, typename T>
+inline void permute_group(const Packed &p, int64_t group, const float *x, int64_t ldx, float *out) {
+    const T *values = static_cast<const T *>(p.values) + p.slot_start[group] * lanes;
+    const uint8_t *packet = p.index + p.packet_start[group] * lanes;
+    const int32_t *schedule = p.schedule + p.schedule_start[group];
+    const int64_t slots = p.slots(group);
+    vec sum[C][S];
+    for (int c = 0; c < C; ++c)
+        for (int n = 0; n < S; ++n) sum[c][n] = _mm512_setzero_ps();
+    int64_t s = 0;
+    for (; s + 8 <= slots; s += 8) {
+#pragma GCC unroll 4
+        for (int i = 0; i < 8; i += 2, packet += lanes, schedule += 2, values += 2 * lanes) {
+            const __m512i index = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i *>(packet)));
+            _mm_prefetch(reinterpret_cast<const char *>(values) + 1024, _MM_HINT_T0);
+            _mm_prefetch(reinterpret_cast<const char *>(values) + 1088, _MM_HINT_T0);
+            permute_slot(index, values, x + int64_t(schedule[0]) * 16, ldx, sum, i % C);
+            permute_slot(_mm512_srli_epi32(index, 4), values + lanes, x + int64_t(schedule[1]) * 16, ldx, sum, (i + 1) % C);
+        }
+    }
+    for (; s < slots; ++s, ++schedule, values += lanes) {
+        __m512i index = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i *>(packet)));
+        if (s % 2) index = _mm512_srli_epi32(index, 4), packet += lanes;
+        permute_slot(index, values, x + int64_t(*schedule) * 16, ldx, sum, 0);
+    }
+    for (int n = 0; n < S; ++n) {
+        vec total = sum[0][n];
+        for (int c = 1; c < C; ++c) total = _mm512_add_ps(total, sum[c][n]);
+        store(out + n * lanes, total);
+    }
+}
+
+template <typename T>
+inline void permute_samples(const Packed &p, int64_t group, const float *x, int64_t ldx, int samples, float *out) {
+    int n = 0;
+    for (; n + 6 <= samples; n += 6) permute_group<6, 1, T>(p, group, x + n * ldx, ldx, out + n * lanes);
+    for (; n + 4 <= samples; n += 4) permute_group<4, 2, T>(p, group, x + n * ldx, ldx, out + n * lanes);
+    for (; n + 2 <= samples; n += 2) permute_group<2, 4, T>(p, group, x + n * ldx, ldx, out + n * lanes);
+    for (; n < samples; ++n) permute_group<1, 8, T>(p, group, x + n * ldx, ldx, out + n * lanes);
+}
+
+void permute_kernel(const Packed &p, int64_t group, const float *x, int64_t ldx, const uint8_t *, int64_t, int samples,
+                    float *out) {
+    switch (p.kind) {
+        case Values::f32: return permute_samples<float>(p, group, x, ldx, samples, out);
+        case Values::bf16: return permute_samples<uint16_t>(p, group, x, ldx, samples, out);
+        case Values::i8: return permute_samples<int8_t>(p, group, x, ldx, samples, out);
+    }
+}
+
+}  // namespace
+
+const Level &avx512_level() {
+    static constexpr Level level = {"avx512", W, 4, 31, tile_kernel, decode_offsets, 0, nullptr,
+                                    permute_kernel, to_tile, from_tile, finish_row};
+    return level;
+}
+
+}  // namespace kernels
+}  // namespace prunus

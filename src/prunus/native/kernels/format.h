@@ -1,0 +1,79 @@
+// The packed layout that every kernel reads, and the table of functions one instruction set offers.
+//
+// Rows are taken sixteen at a time (a group). A slot is one kept weight of each of the group's sixteen rows, all from
+// the same bank of columns, so `values` is [slot][16 lanes] and one schedule entry (the bank's number) serves a slot.
+// A row that has no weight left for a slot holds the value zero there. `index` gives the column inside the bank as
+// [packet][16 lanes] bytes: for banks of up to 16 columns a packet serves two slots, the even one in the low four bits
+// and the odd one in the high four; for larger banks it serves one. Groups with the same sequence of banks share one
+// schedule.
+#pragma once
+
+#include <cstdint>
+
+namespace prunus {
+namespace kernels {
+
+constexpr int64_t lanes = 16;
+
+enum class Values : int { f32 = 0, bf16 = 1, i8 = 2 };
+
+struct Packed {
+    int64_t rows, cols, bank, groups;
+    Values kind;
+    const void *values;
+    const uint8_t *index;
+    const int32_t *schedule;        // banks, ascending within a group
+    const int64_t *schedule_start;  // [groups]
+    const int64_t *slot_start;      // [groups + 1]
+    const int64_t *packet_start;    // [groups + 1]
+
+    int64_t per_packet() const { return bank <= 16 ? 2 : 1; }
+    int64_t slots(int64_t group) const { return slot_start[group + 1] - slot_start[group]; }
+    int64_t banks() const { return (cols + bank - 1) / bank; }
+};
+
+// Where column j of bank b lies in the input, in floats: base[b] + j * stride, or table[b * bank + j] where given.
+struct Columns {
+    const uint32_t *base;
+    uint32_t stride;
+    const uint32_t *table;
+};
+
+// One group's share of one tile: acc[row][sample] += sum over slots [first, last) of value * x[column][sample].
+struct Tile {
+    const float *x;
+    float *acc;
+    int64_t group, first, last;
+    int64_t rows;    // rows of the group that exist
+    int vectors;     // samples in the tile / width, 1 .. max_vectors
+    const uint32_t *offsets;  // of the slots from `first` on, 16 each
+    float *decoded;           // scratch, 16 per slot, for values that are not f32
+};
+
+struct Level {
+    const char *name;
+    int width;        // floats in a register
+    int max_vectors;  // registers of samples in the largest tile
+    int permute_up_to;  // batches up to this size take the permute kernel (banks of 16)
+    void (*tile)(const Packed &, const Tile &);
+    // Where the columns of the group's slots [first, last) lie: out[slot - first][16].
+    void (*decode)(const Packed &, const Columns &, int64_t group, int64_t first, int64_t last, uint32_t *out);
+    // What the permute kernel reads in place of x: `table_bytes` for each pair of slots (none: it reads x itself).
+    int table_bytes;
+    void (*prepare)(const int32_t *schedule, int64_t slots, const float *x, uint8_t *tables);
+    // Sum of one group for `samples` rows of x (leading dimension ldx, every bank readable in full): out[sample][16].
+    void (*permute)(const Packed &, int64_t group, const float *x, int64_t ldx, const uint8_t *tables,
+                    int64_t table_stride, int samples, float *out);
+    // x (samples x cols, leading dimension ldx) -> out[cols][width * vectors], missing samples zero.
+    void (*to_tile)(const float *x, int64_t ldx, int64_t samples, int64_t cols, int64_t ld, float *out);
+    // acc[rows][ld] -> y (samples x rows, leading dimension ldy).
+    void (*from_tile)(const float *acc, int64_t ld, int64_t rows, int64_t samples, float *y, int64_t ldy);
+    void (*finish)(const float *acc, int64_t count, float scale, float bias, const float *other, bool relu, float *out);
+};
+
+const Level &portable_level();
+const Level &avx2_level();
+const Level &avx512_level();
+
+}  // namespace kernels
+}  // namespace prunus

@@ -1,0 +1,123 @@
+// Bindings: addresses and sizes in, nothing of torch inside. The Python side checks types, shapes and contiguity.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+
+#include <atomic>
+#include <string>
+
+#include "dispatch.h"
+#include "pack.h"
+#include "run.h"
+
+namespace nb = nanobind;
+using namespace prunus::kernels;
+
+namespace {
+
+const Level &level_of(prunus::Level which) {
+#ifdef PRUNUS_X86
+    if (which == prunus::Level::avx512) return avx512_level();
+    if (which == prunus::Level::avx2) return avx2_level();
+#endif
+    return portable_level();
+}
+
+prunus::Level best() {
+#ifdef PRUNUS_EMULATE_AVX512
+    return prunus::Level::avx512;
+#else
+    return prunus::chosen_level();
+#endif
+}
+
+std::atomic<const Level *> current{nullptr};
+
+const Level &level() {
+    const Level *found = current.load(std::memory_order_relaxed);
+    if (found == nullptr) current.store(found = &level_of(best()));
+    return *found;
+}
+
+// For tests: run another instruction set than the best one. A level the processor lacks is lowered to what it has.
+std::string use(const std::string &name) {
+    prunus::Level wanted = best();
+    if (name == "portable") wanted = prunus::Level::portable;
+    if (name == "avx2" && wanted > prunus::Level::avx2) wanted = prunus::Level::avx2;
+    current.store(&level_of(wanted));
+    return level().name;
+}
+
+template <typename T>
+T *at(uintptr_t address) {
+    return reinterpret_cast<T *>(address);
+}
+
+struct Layer {
+    Packed p;
+
+    Layer(int64_t rows, int64_t cols, int64_t bank, int kind, uintptr_t values, uintptr_t index, uintptr_t schedule,
+          uintptr_t starts) {
+        const int64_t groups = (rows + lanes - 1) / lanes;
+        const int64_t *s = at<const int64_t>(starts);  // schedule, slot and packet starts in one array
+        p = {rows, cols, bank, groups, Values(kind), at<const void>(values), at<const uint8_t>(index),
+             at<const int32_t>(schedule), s, s + groups, s + 2 * groups + 1};
+    }
+
+    void linear_to(uintptr_t x, int64_t ldx, int64_t batch, uintptr_t y, uintptr_t bias, uintptr_t scale, bool relu,
+                   int threads, int choice) const {
+        nb::gil_scoped_release release;
+        const Finish finish = {at<const float>(bias), at<const float>(scale), nullptr, relu};
+        linear(level(), p, at<const float>(x), ldx, batch, at<float>(y), finish, threads, Choice(choice));
+    }
+
+    void dense_to(uintptr_t scale, uintptr_t out) const {
+        nb::gil_scoped_release release;
+        unpack(p, at<const float>(scale), at<float>(out));
+    }
+
+    std::string problem(int64_t schedule_size, int64_t slots, int64_t packets) const {
+        nb::gil_scoped_release release;
+        const char *found = verify(p, schedule_size, slots, packets);
+        return found ? found : "";
+    }
+};
+
+struct Packing {
+    Plan plan;
+    const float *weight;
+
+    Packing(uintptr_t address, int64_t rows, int64_t cols, int64_t bank) : weight(at<const float>(address)) {
+        nb::gil_scoped_release release;
+        plan = plan_packing(weight, rows, cols, bank);
+    }
+
+    void fill(uintptr_t values, uintptr_t index, uintptr_t schedule, uintptr_t starts) const {
+        nb::gil_scoped_release release;
+        std::copy(plan.schedule.begin(), plan.schedule.end(), at<int32_t>(schedule));
+        int64_t *out = at<int64_t>(starts);
+        out = std::copy(plan.schedule_start.begin(), plan.schedule_start.end(), out);
+        out = std::copy(plan.slot_start.begin(), plan.slot_start.end(), out);
+        std::copy(plan.packet_start.begin(), plan.packet_start.end(), out);
+        fill_packing(plan, weight, at<float>(values), at<uint8_t>(index));
+    }
+};
+
+}  // namespace
+
+NB_MODULE(_kernels, m) {
+    m.def("level", [] { return level().name; });
+    m.def("use", &use);
+    nb::class_<Layer>(m, "Layer")
+        .def(nb::init<int64_t, int64_t, int64_t, int, uintptr_t, uintptr_t, uintptr_t, uintptr_t>())
+        .def("linear", &Layer::linear_to)
+        .def("dense", &Layer::dense_to)
+        .def("problem", &Layer::problem);
+    nb::class_<Packing>(m, "Packing")
+        .def(nb::init<uintptr_t, int64_t, int64_t, int64_t>())
+        .def_prop_ro("schedule", [](const Packing &p) { return p.plan.schedule.size(); })
+        .def_prop_ro("slots", [](const Packing &p) { return p.plan.slot_start.back(); })
+        .def_prop_ro("packets", [](const Packing &p) { return p.plan.packet_start.back(); })
+        .def_prop_ro("kept", [](const Packing &p) { return p.plan.kept; })
+        .def_prop_ro("finite", [](const Packing &p) { return p.plan.finite; })
+        .def("fill", &Packing::fill);
+}

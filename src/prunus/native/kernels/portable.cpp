@@ -1,0 +1,93 @@
+// Kernels in plain C++ for any processor: the same algorithms, left to the compiler.
+#include "format.h"
+
+namespace prunus {
+namespace kernels {
+namespace {
+
+constexpr int W = 4;
+struct vec {
+    float at[W];
+};
+inline vec load(const float *p) {
+    vec v;
+    for (int i = 0; i < W; ++i) v.at[i] = p[i];
+    return v;
+}
+inline void store(float *p, vec v) {
+    for (int i = 0; i < W; ++i) p[i] = v.at[i];
+}
+template <int R>
+inline void splat_rows(const float *p, vec *out) {
+    for (int r = 0; r < R; ++r)
+        for (int i = 0; i < W; ++i) out[r].at[i] = p[r];
+}
+inline vec fma(vec a, vec b, vec c) {
+    vec v;
+    for (int i = 0; i < W; ++i) v.at[i] = a.at[i] * b.at[i] + c.at[i];
+    return v;
+}
+
+// out[i] = base + ((packet[i] >> shift) & mask) * stride for sixteen lanes.
+inline void place(const uint8_t *packet, int shift, uint32_t mask, uint32_t stride, uint32_t base, uint32_t *out) {
+    for (int i = 0; i < lanes; ++i) out[i] = base + ((packet[i] >> shift) & mask) * stride;
+}
+
+#include "tile.h"
+
+inline void transpose8(const float *from, int64_t ldf, float *to, int64_t ldt) {
+    for (int i = 0; i < 8; ++i)
+        for (int j = 0; j < 8; ++j) to[j * ldt + i] = from[i * ldf + j];
+}
+
+#include "transpose.h"
+
+template <typename T>
+inline float value_at(const T *p) {
+    return float(*p);
+}
+template <>
+inline float value_at<uint16_t>(const uint16_t *p) {
+    union {
+        uint32_t bits;
+        float value;
+    } both;
+    both.bits = uint32_t(*p) << 16;
+    return both.value;
+}
+
+template <typename T>
+inline void permute_samples(const Packed &p, int64_t group, const float *x, int64_t ldx, int samples, float *out) {
+    const T *values = static_cast<const T *>(p.values) + p.slot_start[group] * lanes;
+    const uint8_t *index = p.index + p.packet_start[group] * lanes;
+    const int32_t *schedule = p.schedule + p.schedule_start[group];
+    for (int n = 0; n < samples; ++n, out += lanes) {
+        for (int i = 0; i < lanes; ++i) out[i] = 0.0f;
+        for (int64_t s = 0; s < p.slots(group); ++s) {
+            const float *bank = x + n * ldx + int64_t(schedule[s]) * 16;
+            const uint8_t *packet = index + s / 2 * lanes;
+            for (int i = 0; i < lanes; ++i)
+                out[i] += value_at(values + s * lanes + i) * bank[(packet[i] >> (4 * (s % 2))) & 15];
+        }
+    }
+}
+
+void permute_kernel(const Packed &p, int64_t group, const float *x, int64_t ldx, const uint8_t *, int64_t, int samples,
+                    float *out) {
+    switch (p.kind) {
+        case Values::f32: return permute_samples<float>(p, group, x, ldx, samples, out);
+        case Values::bf16: return permute_samples<uint16_t>(p, group, x, ldx, samples, out);
+        case Values::i8: return permute_samples<int8_t>(p, group, x, ldx, samples, out);
+    }
+}
+
+}  // namespace
+
+const Level &portable_level() {
+    static constexpr Level level = {"portable", W, 4, 3, tile_kernel, decode_offsets, 0, nullptr,
+                                    permute_kernel, to_tile, from_tile, finish_row};
+    return level;
+}
+
+}  // namespace kernels
+}  // namespace prunus

@@ -1,0 +1,35 @@
+// A whole layer: tiling, threads and the end of each sum, over the functions of one instruction set.
+#pragma once
+
+#include "format.h"
+
+namespace prunus {
+namespace kernels {
+
+enum class Choice : int { automatic = 0, permute = 1, tile = 2 };
+
+struct Finish {
+    const float *bias;   // [rows] or null
+    const float *scale;  // [rows] or null: per-row scales of int8 values
+    const float *other;  // added before the activation, laid out like the output; or null
+    bool relu;
+};
+
+// y (batch x rows) = act(x (batch x cols) * W^T * scale + bias).
+void linear(const Level &, const Packed &, const float *x, int64_t ldx, int64_t batch, float *y, const Finish &,
+            int threads, Choice);
+
+struct Conv {
+    int64_t batch, channels, height, width;
+    int64_t kernel_y, kernel_x, stride_y, stride_x, pad_y, pad_x, dilation_y, dilation_x;
+    int64_t out_height() const { return (height + 2 * pad_y - dilation_y * (kernel_y - 1) - 1) / stride_y + 1; }
+    int64_t out_width() const { return (width + 2 * pad_x - dilation_x * (kernel_x - 1) - 1) / stride_x + 1; }
+};
+
+// y (batch x rows x out_height x out_width) from x (batch x channels x height x width), both contiguous. The packed
+// columns stand as (block of `bank` channels, tap, channel in the block), or, where a bank is wider than all channels,
+// as (tap, channel).
+void conv(const Level &, const Packed &, const Conv &, const float *x, float *y, const Finish &, int threads);
+
+}  // namespace kernels
+}  // namespace prunus

@@ -1,0 +1,28 @@
+// Between samples-by-columns in memory and columns-by-samples in a tile; included like tile.h, after transpose8.
+
+void to_tile(const float *x, int64_t ldx, int64_t samples, int64_t cols, int64_t ld, float *out) {
+    int64_t n = 0;
+    for (; n + 8 <= samples; n += 8) {
+        int64_t c = 0;
+        for (; c + 8 <= cols; c += 8) transpose8(x + n * ldx + c, ldx, out + c * ld + n, ld);
+        for (; c < cols; ++c)
+            for (int64_t i = n; i < n + 8; ++i) out[c * ld + i] = x[i * ldx + c];
+    }
+    if (n == ld) return;
+    for (int64_t c = 0; c < cols; ++c) {
+        for (int64_t i = n; i < samples; ++i) out[c * ld + i] = x[i * ldx + c];
+        for (int64_t i = samples; i < ld; ++i) out[c * ld + i] = 0.0f;
+    }
+}
+
+void from_tile(const float *acc, int64_t ld, int64_t rows, int64_t samples, float *y, int64_t ldy) {
+    int64_t r = 0;
+    for (; r + 8 <= rows; r += 8) {
+        int64_t n = 0;
+        for (; n + 8 <= samples; n += 8) transpose8(acc + r * ld + n, ld, y + n * ldy + r, ldy);
+        for (; n < samples; ++n)
+            for (int64_t i = r; i < r + 8; ++i) y[n * ldy + i] = acc[i * ld + n];
+    }
+    for (; r < rows; ++r)
+        for (int64_t n = 0; n < samples; ++n) y[n * ldy + r] = acc[r * ld + n];
+}

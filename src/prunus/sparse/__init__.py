@@ -1,0 +1,8 @@
+"""Run it fast, store it small: packed weights, the layers that run on them, and their files."""
+
+from __future__ import annotations
+
+from prunus.sparse._modules import BalancedLinear
+from prunus.sparse._packed import Packed, pack
+
+__all__ = ["BalancedLinear", "Packed", "pack"]

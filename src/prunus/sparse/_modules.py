@@ -1,0 +1,99 @@
+"""Layers that run on packed weights. They stand where `nn.Linear` stood and hold nothing but tensors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from prunus.errors import BadInput
+from prunus.sparse import _ops
+from prunus.sparse._packed import Packed, pack
+
+_FIELDS = ("values", "index", "schedule", "starts", "scale")
+
+
+class PackedModule(nn.Module):
+    """A module whose weight is a `Packed`, kept as buffers so that `state_dict`, `deepcopy` and `to` see it."""
+
+    values: Tensor
+    index: Tensor
+
+    def __init__(self, packed: Packed, bias: Tensor | None) -> None:
+        super().__init__()
+        self.rows, self.cols, self.bank = packed.rows, packed.cols, packed.bank
+        tensors = packed.tensors()
+        for field in _FIELDS:
+            self.register_buffer(field, tensors.get(field))
+        self.bias = None if bias is None else nn.Parameter(bias.detach().to(torch.float32).clone())
+        self._view: Packed | None = None
+
+    @property
+    def packed(self) -> Packed:
+        """The weight as a `Packed` over the module's buffers."""
+        view = self._view
+        if view is None or view.values is not self.values or view.index is not self.index:
+            view = Packed(self.rows, self.cols, self.bank, *(getattr(self, field) for field in _FIELDS))
+            self._view = view
+        return view
+
+    def tensors(self) -> list[Tensor]:
+        return [tensor for field in _FIELDS if (tensor := getattr(self, field)) is not None]
+
+    def plain(self, x: Any) -> bool:
+        """Whether the kernel may be called at once: a real tensor, nothing traced, no gradient wanted."""
+        if type(x) is not Tensor or torch.compiler.is_compiling():
+            return False
+        if not torch.is_grad_enabled():
+            return True
+        return not (x.requires_grad or (self.bias is not None and self.bias.requires_grad))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_view": None}  # the view holds addresses of this object's tensors
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        for field in ("schedule", "starts", "index", "values", "scale"):
+            mine, other = getattr(self, field), state_dict.get(prefix + field)
+            if mine is not None and other is not None and mine.shape != other.shape:
+                raise BadInput(
+                    f"The state for {prefix.rstrip('.')!r} packs another mask ({field} has shape {tuple(other.shape)}, "
+                    f"not {tuple(mine.shape)}): compress the model the state came from, or use prunus.sparse.load."
+                )
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+        self._view = None
+
+
+class BalancedLinear(PackedModule):
+    """A linear layer on packed weights: (..., in_features) -> (..., out_features), float32.
+
+    The weights are frozen; gradients flow to the inputs and the bias.
+    """
+
+    def __init__(self, packed: Packed, bias: Tensor | None = None, relu: bool = False) -> None:
+        super().__init__(packed, bias)
+        self.relu = relu
+
+    @classmethod
+    def from_dense(cls, linear: nn.Linear, bank: int | None = None, dtype: torch.dtype | None = None) -> BalancedLinear:
+        """Pack what is not zero in `linear.weight`."""
+        return cls(pack(linear.weight, bank, dtype), linear.bias)
+
+    @property
+    def in_features(self) -> int:
+        return self.cols
+
+    @property
+    def out_features(self) -> int:
+        return self.rows
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.plain(x):
+            return _ops.run_linear(self.packed, x, self.bias, self.relu)
+        return torch.ops.prunus.sparse_linear(x, self.bias, self.tensors(), self.rows, self.cols, self.bank, self.relu)
+
+    def extra_repr(self) -> str:
+        return (
+            f"in_features={self.cols}, out_features={self.rows}, bank={self.bank}, "
+            f"values={str(self.values.dtype).removeprefix('torch.')}, slots={self.values.shape[0]}"
+        )

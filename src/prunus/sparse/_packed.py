@@ -1,0 +1,262 @@
+"""The packed layout of one matrix, and how it is made from a dense one.
+
+Rows go sixteen at a time (a group). A slot holds one kept weight for each of the group's sixteen rows, all from the
+same bank of columns; a row that has none left there holds a zero. Balanced masks, whose banks keep equally many weights
+in every row, fill all slots; any other mask fits too, with zeros.
+
+    values    (slots, 16)   float32, bfloat16 or int8
+    index     (packets, 16) uint8: the column inside the bank. Banks of up to 16 columns: one packet for two slots, the
+                            even slot in the low four bits, the odd one in the high four; larger banks: one for each
+    schedule  (n,)          int32: the bank of each slot, ascending; groups with the same sequence share it
+    starts    (3 g + 2,)    int64, g groups: where each group's schedule begins (g numbers), then where its slots begin
+                            (g + 1), then its packets (g + 1)
+    scale     (rows,)       float32, for int8 only: the weight is value * scale of its row
+
+So 4.5 bytes for a kept float32 weight in banks of 16, 2.5 with bfloat16 values, 1.5 with int8.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from prunus import native
+from prunus.errors import BadInput
+
+LANES = 16
+BANKS = (16, 32, 64, 128, 256)
+KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
+
+
+def kernels() -> Any:
+    """The compiled kernels, or None where plain torch runs instead."""
+    return native.load("_kernels")
+
+
+@dataclass(frozen=True, eq=False)
+class Packed:
+    """One matrix in the packed layout; the fields are described above."""
+
+    rows: int
+    cols: int
+    bank: int
+    values: Tensor
+    index: Tensor
+    schedule: Tensor
+    starts: Tensor
+    scale: Tensor | None = None
+
+    @property
+    def groups(self) -> int:
+        return -(-self.rows // LANES)
+
+    @property
+    def slots(self) -> int:
+        return self.values.shape[0]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self.tensors().values())
+
+    @cached_property
+    def kept(self) -> int:
+        """Weights that are not zero."""
+        return int(self.values.count_nonzero())
+
+    @property
+    def fill(self) -> float:
+        """Share of the slots that hold a weight; 1 for balanced masks on a multiple of 16 rows."""
+        return self.kept / max(1, self.values.numel())
+
+    def tensors(self) -> dict[str, Tensor]:
+        found = {"values": self.values, "index": self.index, "schedule": self.schedule, "starts": self.starts}
+        return found if self.scale is None else {**found, "scale": self.scale}
+
+    @cached_property
+    def layer(self) -> Any:
+        """The native view of the tensors; it holds addresses, so it lives and dies with this object."""
+        module = kernels()
+        if module is None or self.values.device.type != "cpu":
+            return None
+        pointers = (self.values.data_ptr(), self.index.data_ptr(), self.schedule.data_ptr(), self.starts.data_ptr())
+        return module.Layer(self.rows, self.cols, self.bank, KINDS[self.values.dtype], *pointers)
+
+    def dense(self) -> Tensor:
+        """The matrix (rows, cols), float32, zeros in place."""
+        out = torch.zeros(self.rows, self.cols)
+        if self.layer is not None:
+            self.layer.dense(0 if self.scale is None else self.scale.data_ptr(), out.data_ptr())
+            return out
+        row, column, value = _entries(self)
+        out.index_put_((row, column), value, accumulate=True)
+        return out
+
+    def problem(self) -> str:
+        """What is inconsistent in the tensors, as the end of a sentence; empty where all is well."""
+        wrong = _shape_problem(self)
+        if wrong:
+            return wrong
+        if self.layer is not None:
+            return self.layer.problem(self.schedule.numel(), self.slots, self.index.shape[0])
+        return _content_problem(self)
+
+
+def pack(weight: Tensor, bank: int | None = None, dtype: torch.dtype | None = None) -> Packed:
+    """Pack what is not zero in `weight` (rows, cols). Without a bank, the one that needs the fewest slots is taken."""
+    if weight.dim() != 2 or not weight.is_floating_point():
+        raise BadInput(f"Only matrices of floats can be packed, not {weight.dtype} of shape {tuple(weight.shape)}.")
+    if bank is not None and bank not in BANKS:
+        raise BadInput(f"Banks of {bank} columns cannot be packed; the kernels know {', '.join(map(str, BANKS))}.")
+    if dtype not in (None, *KINDS):
+        names = ", ".join(str(kind).removeprefix("torch.") for kind in KINDS)
+        raise BadInput(f"Values cannot be stored as {dtype}; choose one of {names}.")
+    dense = weight.detach().to("cpu", torch.float32).contiguous()
+    packed = _pack_native(dense, bank) if kernels() is not None else _pack_plain(dense, bank or 16)
+    return packed if dtype in (None, torch.float32) else _narrow(packed, dtype)
+
+
+def _pack_native(dense: Tensor, bank: int | None) -> Packed:
+    rows, cols = dense.shape
+    plan = kernels().Packing(dense.data_ptr(), rows, cols, bank or 16)
+    if not plan.finite:
+        raise BadInput("The weights hold NaN or infinity: repair the model before packing it.")
+    if bank is None and plan.kept < 0.7 * plan.slots * LANES:
+        bank = 16
+        for larger in (64, 256):  # masks that are not balanced: larger banks leave fewer empty slots
+            other = kernels().Packing(dense.data_ptr(), rows, cols, larger) if cols > larger // 2 else plan
+            if other.slots < 0.8 * plan.slots:
+                plan, bank = other, larger
+    groups = -(-rows // LANES)
+    values, index = torch.zeros(plan.slots, LANES), torch.zeros(plan.packets, LANES, dtype=torch.uint8)
+    schedule = torch.empty(plan.schedule, dtype=torch.int32)
+    starts = torch.empty(3 * groups + 2, dtype=torch.int64)
+    plan.fill(values.data_ptr(), index.data_ptr(), schedule.data_ptr(), starts.data_ptr())
+    return Packed(rows, cols, bank or 16, values, index, schedule, starts)
+
+
+def _pack_plain(dense: Tensor, bank: int) -> Packed:
+    """The same layout without the compiled packer."""
+    if not bool(dense.isfinite().all()):
+        raise BadInput("The weights hold NaN or infinity: repair the model before packing it.")
+    rows, cols = dense.shape
+    groups, banks, per_packet = -(-rows // LANES), -(-cols // bank), 2 if bank <= 16 else 1
+    full = torch.zeros(groups * LANES, banks * bank)
+    full[:rows, :cols] = dense
+    view = full.reshape(groups, LANES, banks, bank)
+    most = (view != 0).sum(3).amax(1) if rows and cols else torch.zeros(groups, banks, dtype=torch.int64)
+    order = (view == 0).to(torch.uint8).argsort(dim=3, stable=True)  # kept columns first, in their order
+    values: list[Tensor] = []
+    index: list[Tensor] = []
+    schedules: list[Tensor] = []
+    schedule_start, slot_start, packet_start = [], [0], [0]
+    for group in range(groups):
+        sequence = torch.repeat_interleave(torch.arange(banks), most[group])
+        number = torch.cat([torch.arange(count) for count in most[group].tolist()] or [torch.arange(0)])
+        columns = order[group, :, sequence, number].T
+        picked = view[group].gather(2, order[group])[:, sequence, number].T
+        values.append(picked.contiguous())
+        columns = torch.where(picked == 0, 0, columns).to(torch.uint8)
+        if per_packet == 2:
+            even = torch.zeros(-(-len(columns) // 2) * 2, LANES, dtype=torch.uint8)
+            even[: len(columns)] = columns
+            columns = even[0::2] | (even[1::2] << 4)
+        index.append(columns)
+        if not schedules or not torch.equal(schedules[-1], sequence):
+            schedules.append(sequence)
+        schedule_start.append(sum(len(part) for part in schedules[:-1]))
+        slot_start.append(slot_start[-1] + len(sequence))
+        packet_start.append(packet_start[-1] + len(columns))
+    return Packed(
+        rows,
+        cols,
+        bank,
+        torch.cat(values) if values else torch.zeros(0, LANES),
+        torch.cat(index) if index else torch.zeros(0, LANES, dtype=torch.uint8),
+        torch.cat(schedules).to(torch.int32) if schedules else torch.zeros(0, dtype=torch.int32),
+        torch.tensor(schedule_start + slot_start + packet_start, dtype=torch.int64),
+    )
+
+
+def _narrow(packed: Packed, dtype: torch.dtype) -> Packed:
+    """The same matrix with bfloat16 values (relative error up to 2^-9) or int8 (up to half the row's scale)."""
+    plain = (packed.rows, packed.cols, packed.bank)
+    rest = (packed.index, packed.schedule, packed.starts)
+    if dtype == torch.bfloat16:
+        return Packed(*plain, packed.values.to(torch.bfloat16), *rest)
+    largest = torch.zeros(packed.groups * LANES)
+    group = _group_of_slot(packed)
+    rows = group[:, None] * LANES + torch.arange(LANES)
+    largest.scatter_reduce_(0, rows.reshape(-1), packed.values.abs().reshape(-1), "amax")
+    scale = torch.where(largest > 0, largest / 127, 1.0)
+    values = (packed.values / scale[rows]).round().clamp(-127, 127).to(torch.int8)
+    return Packed(*plain, values, *rest, scale[: packed.rows].clone())
+
+
+def _group_of_slot(packed: Packed) -> Tensor:
+    slot_start = packed.starts[packed.groups : 2 * packed.groups + 1]
+    return torch.repeat_interleave(torch.arange(packed.groups), slot_start.diff())
+
+
+def _entries(packed: Packed) -> tuple[Tensor, Tensor, Tensor]:
+    """Row, column and value of every slot and lane that belongs to a row of the matrix."""
+    group = _group_of_slot(packed)
+    within = torch.arange(packed.slots) - packed.starts[packed.groups + group]
+    banks = packed.schedule[packed.starts[group] + within].long()
+    per_packet = 2 if packed.bank <= 16 else 1
+    packet = packed.index[packed.starts[2 * packed.groups + 1 + group] + within // per_packet].to(torch.int64)
+    column = packet >> (4 * (within % per_packet))[:, None] & (15 if per_packet == 2 else 255)
+    row = group[:, None] * LANES + torch.arange(LANES)
+    value = packed.values.float()
+    inside = row < packed.rows
+    row, column, value = row[inside], (banks[:, None] * packed.bank + column)[inside], value[inside]
+    return row, column, value if packed.scale is None else value * packed.scale[row]
+
+
+def _shape_problem(packed: Packed) -> str:
+    groups = packed.groups
+    wanted = {"index": torch.uint8, "schedule": torch.int32, "starts": torch.int64, "scale": torch.float32}
+    if packed.bank not in BANKS or packed.rows < 0 or packed.cols < 0:
+        return "its sizes are impossible"
+    if packed.values.dtype not in KINDS or (packed.values.dtype == torch.int8) != (packed.scale is not None):
+        return "its values are of the wrong type"
+    for name, tensor in packed.tensors().items():
+        if (name in wanted and tensor.dtype != wanted[name]) or not tensor.is_contiguous():
+            return f"its {name} is of the wrong type"
+    shapes_ok = packed.values.dim() == 2 and packed.index.dim() == 2 and packed.schedule.dim() == 1
+    if not shapes_ok or packed.values.shape[1] != LANES or packed.index.shape[1] != LANES:
+        return "its values or index have the wrong shape"
+    if packed.starts.shape != (3 * groups + 2,) or (packed.scale is not None and packed.scale.shape != (packed.rows,)):
+        return "its starts or scales have the wrong shape"
+    if not bool(packed.values.isfinite().all()) or (
+        packed.scale is not None and not bool(packed.scale.isfinite().all())
+    ):
+        return "it holds NaN or infinity"
+    return ""
+
+
+def _content_problem(packed: Packed) -> str:
+    groups, banks = packed.groups, -(-packed.cols // packed.bank)
+    schedule_start, slot_start = packed.starts[:groups], packed.starts[groups : 2 * groups + 1]
+    packet_start = packed.starts[2 * groups + 1 :]
+    for start, end in ((slot_start, packed.slots), (packet_start, packed.index.shape[0])):
+        if int(start[0]) != 0 or int(start[-1]) != end or bool((start.diff() < 0).any()):
+            return "a group's values or index reach past the end"
+    slots = slot_start.diff()
+    per_packet = 2 if packed.bank <= 16 else 1
+    if not torch.equal(packet_start.diff(), (slots + per_packet - 1) // per_packet):
+        return "a group's index does not match its slots"
+    size = packed.schedule.numel()
+    if bool(((schedule_start < 0) | (schedule_start > size) | (slots > size - schedule_start)).any()):
+        return "a group's schedule reaches past the end"
+    if size and (int(packed.schedule.min()) < 0 or int(packed.schedule.max()) >= banks):
+        return "a slot names a bank that does not exist"
+    for start, count in zip(schedule_start.tolist(), slots.tolist()):
+        part = packed.schedule[start : start + count]
+        if bool((part.diff() < 0).any()) or (count and int(part.bincount().max()) > packed.bank):
+            return "a schedule is out of order"
+    _, column, _ = _entries(packed)
+    return "an index points outside its bank" if column.numel() and int(column.max()) >= packed.cols else ""

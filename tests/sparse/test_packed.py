@@ -1,0 +1,274 @@
+"""Packing and the linear kernels against a float64 oracle, for random shapes and masks and on every instruction set."""
+
+from __future__ import annotations
+
+import copy
+import threading
+
+import pytest
+import torch
+
+from prunus.errors import BadInput
+from prunus.sparse import BalancedLinear, pack
+from prunus.sparse._ops import PERMUTE, TILE, run_linear
+from prunus.sparse._packed import BANKS, Packed, _content_problem, _pack_plain, kernels
+from support import scale
+
+LEVELS = ("portable", "avx2", "avx512")
+
+
+@pytest.fixture(params=LEVELS)
+def level(request: pytest.FixtureRequest):
+    module = kernels()
+    if module is None:
+        pytest.skip("the kernels were not built")
+    best = module.use("")
+    if module.use(request.param) != request.param:
+        module.use(best)
+        pytest.skip(f"this processor has no {request.param}")
+    yield request.param
+    module.use(best)
+
+
+def sparse_matrix(generator: torch.Generator, rows: int, cols: int, density: float, kind: str) -> torch.Tensor:
+    """A matrix with zeros: balanced in banks of 16, free, or with whole rows and banks empty."""
+    weight = torch.randn(rows, cols, generator=generator)
+    noise = torch.rand(rows, cols, generator=generator)
+    if kind == "balanced" and cols:
+        keep = max(1, round(16 * density))
+        parts = [part.argsort(1).argsort(1) < keep for part in noise.split(16, dim=1)]
+        return weight * torch.cat(parts, 1)
+    kept = noise < density
+    if kind == "ragged":
+        kept[torch.rand(rows, generator=generator) < 0.3] = False
+        kept[:, torch.rand(cols, generator=generator) < 0.5] = False
+    return weight * kept
+
+
+def tolerance(weight: torch.Tensor, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """1e-5 (|W| |x| + |b|), the promise for float32."""
+    size = x.double().abs() @ weight.double().abs().T
+    return 1e-5 * (size if bias is None else size + bias.double().abs()) + 1e-30
+
+
+def draw(generator: torch.Generator, most: int) -> int:
+    return int(torch.randint(0, most + 1, (1,), generator=generator))
+
+
+@pytest.mark.prove
+def test_agrees_with_float64_on_random_shapes(level: str) -> None:
+    generator = torch.Generator().manual_seed(5)
+    for _ in range(scale(150, full=3400)):
+        rows, cols, batch = draw(generator, 90), draw(generator, 300), draw(generator, 70)
+        kind = ("balanced", "free", "ragged")[draw(generator, 2)]
+        density = (0.0, 0.05, 0.1, 0.25, 0.5, 1.0)[draw(generator, 5)]
+        bank = BANKS[draw(generator, len(BANKS) - 1)] if draw(generator, 1) else None
+        weight = sparse_matrix(generator, rows, cols, density, kind)
+        x = torch.randn(batch, cols, generator=generator)
+        bias = torch.randn(rows, generator=generator) if draw(generator, 1) else None
+        packed = pack(weight, bank)
+        assert packed.problem() == ""
+        assert torch.equal(packed.dense(), weight)
+        expected = x.double() @ weight.double().T + (0 if bias is None else bias.double())
+        for choice in (0, PERMUTE, TILE):
+            found = run_linear(packed, x, bias, choice=choice)
+            assert found.shape == (batch, rows)
+            assert bool(((found - expected).abs() <= tolerance(weight, x, bias)).all()), (rows, cols, batch, kind)
+
+
+@pytest.mark.parametrize(("dtype", "relative"), [(torch.bfloat16, 2.0**-9), (torch.int8, None)])
+def test_narrow_values_stay_within_their_bounds(level: str, dtype: torch.dtype, relative: float | None) -> None:
+    generator = torch.Generator().manual_seed(6)
+    for batch in (1, 2, 5, 9, 40):
+        weight = sparse_matrix(generator, 37, 100, 0.2, "balanced")
+        x = torch.randn(batch, 100, generator=generator)
+        packed = pack(weight, 16, dtype)
+        slack = tolerance(weight, x, None)
+        if relative is not None:
+            slack = slack + relative * x.double().abs() @ weight.double().abs().T
+        else:  # half a step of the row's scale for every kept weight
+            step = weight.double().abs().amax(1, keepdim=True) / 127
+            slack = slack + 0.5001 * x.double().abs() @ ((weight != 0) * step).T
+        for choice in (PERMUTE, TILE):
+            found = run_linear(packed, x, choice=choice)
+            assert bool(((found - x.double() @ weight.double().T).abs() <= slack).all())
+        # and the kernel computes exactly the stored numbers
+        stored = x.double() @ packed.dense().double().T
+        assert bool(((run_linear(packed, x) - stored).abs() <= tolerance(packed.dense(), x, None)).all())
+
+
+def test_relu_and_bias_end_the_sum(level: str) -> None:
+    generator = torch.Generator().manual_seed(7)
+    weight, bias = sparse_matrix(generator, 50, 64, 0.1, "balanced"), torch.randn(50, generator=generator)
+    for batch in (1, 8, 33):
+        x = torch.randn(batch, 64, generator=generator)
+        for dtype in (None, torch.int8):
+            packed = pack(weight, 16, dtype)
+            plain = run_linear(packed, x, bias)
+            assert torch.equal(run_linear(packed, x, bias, relu=True), plain.relu())
+
+
+def test_the_same_bytes_for_one_and_two_threads(level: str) -> None:
+    generator = torch.Generator().manual_seed(8)
+    before = torch.get_num_threads()
+    try:
+        for rows, cols, batch in ((640, 1024, 1), (640, 1024, 8), (200, 700, 100), (1000, 300, 260)):
+            packed = pack(sparse_matrix(generator, rows, cols, 0.1, "free"), 16)
+            x = torch.randn(batch, cols, generator=generator)
+            results = []
+            for threads in (1, 2, 3):
+                torch.set_num_threads(threads)
+                results.append(run_linear(packed, x))
+            assert torch.equal(results[0], results[1])
+            assert torch.equal(results[0], results[2])
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_several_python_threads_at_once() -> None:
+    generator = torch.Generator().manual_seed(9)
+    packed = pack(sparse_matrix(generator, 512, 512, 0.1, "balanced"))
+    x = torch.randn(64, 512, generator=generator)
+    torch_threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    expected, wrong = run_linear(packed, x), []
+
+    def work() -> None:
+        for _ in range(50):
+            if not torch.equal(run_linear(packed, x), expected):
+                wrong.append(1)
+
+    try:
+        workers = [threading.Thread(target=work) for _ in range(4)]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+    finally:
+        torch.set_num_threads(torch_threads)
+    assert not wrong
+
+
+def test_inputs_of_any_layout() -> None:
+    generator = torch.Generator().manual_seed(10)
+    weight = sparse_matrix(generator, 20, 48, 0.2, "free")
+    layer = BalancedLinear(pack(weight))
+    wide = torch.randn(7, 96, generator=generator)
+    with torch.no_grad():
+        for x in (
+            wide[:, 24:72],
+            wide[:, ::2],
+            wide.T[:48].T,
+            wide[:, :48].expand(3, 7, 48),
+            wide[0, :48],
+            wide[:0, :48],
+        ):
+            expected = (x.double() @ weight.double().T).float()
+            torch.testing.assert_close(layer(x), expected, rtol=1e-5, atol=1e-5)
+        one = torch.randn(1, 48, generator=generator).expand(5, 48)
+        torch.testing.assert_close(layer(one), one @ weight.T, rtol=1e-4, atol=1e-4)
+
+
+def test_the_plain_packer_makes_the_same_layout() -> None:
+    if kernels() is None:
+        pytest.skip("the kernels were not built")
+    generator = torch.Generator().manual_seed(11)
+    for rows, cols, bank in ((33, 50, 16), (16, 64, 32), (5, 300, 256), (0, 10, 16), (10, 0, 16), (48, 47, 16)):
+        weight = sparse_matrix(generator, rows, cols, 0.2, "free")
+        native, plain = pack(weight, bank), _pack_plain(weight, bank)
+        for name, tensor in native.tensors().items():
+            assert torch.equal(tensor, plain.tensors()[name]), name
+        assert _content_problem(plain) == ""
+
+
+def test_balanced_masks_fill_every_slot() -> None:
+    generator = torch.Generator().manual_seed(12)
+    packed = pack(sparse_matrix(generator, 64, 256, 0.125, "balanced"))
+    assert packed.fill == 1.0
+    assert packed.bank == 16
+    assert packed.nbytes < 4.6 * packed.kept + 300  # 4.5 bytes a weight and what the groups need
+
+
+def test_sixteen_rows_waste_nothing() -> None:
+    generator = torch.Generator().manual_seed(13)
+    assert pack(sparse_matrix(generator, 16, 512, 0.125, "balanced")).fill == 1.0
+
+
+@pytest.mark.parametrize(
+    "weight",
+    [torch.full((4, 4), float("nan")), torch.full((4, 4), float("inf")), torch.ones(3), torch.ones(2, 2).int()],
+)
+def test_refuses_what_cannot_be_packed(weight: torch.Tensor) -> None:
+    with pytest.raises(BadInput):
+        pack(weight)
+
+
+def test_refuses_wrong_arguments() -> None:
+    with pytest.raises(BadInput, match="Banks of 17"):
+        pack(torch.ones(4, 4), bank=17)
+    with pytest.raises(BadInput, match="cannot be stored"):
+        pack(torch.ones(4, 4), dtype=torch.float16)
+    layer = BalancedLinear(pack(torch.ones(4, 4)))
+    for x in (torch.ones(2, 5), torch.ones(2, 4).double(), torch.tensor(1.0)):
+        with pytest.raises(BadInput), torch.no_grad():
+            layer(x)
+
+
+def test_inconsistent_tensors_are_found() -> None:
+    good = pack(sparse_matrix(torch.Generator().manual_seed(14), 40, 90, 0.3, "free"), 16)
+    for name, tensor in good.tensors().items():
+        for _ in range(40):
+            changed = {key: value.clone() for key, value in good.tensors().items()}
+            if name == "values":
+                changed["values"] = changed["values"][:-1].contiguous()
+            elif name == "index":  # the last bank has 10 columns: index 15 points outside
+                changed["index"].fill_(255)
+            else:
+                position = draw(torch.Generator().manual_seed(1), tensor.numel() - 1)
+                changed[name][position] += 1000
+            bad = Packed(good.rows, good.cols, good.bank, *changed.values())
+            assert bad.problem() != "" or torch.equal(bad.dense(), good.dense())
+
+
+def test_module_copies_saves_and_differentiates() -> None:
+    generator = torch.Generator().manual_seed(15)
+    dense = torch.nn.Linear(48, 33)
+    with torch.no_grad():
+        dense.weight.copy_(sparse_matrix(generator, 33, 48, 0.2, "balanced"))
+    layer = BalancedLinear.from_dense(dense)
+    x = torch.randn(5, 48, generator=generator, requires_grad=True)
+    other = x.detach().clone().requires_grad_()
+    weights = torch.randn(5, 33, generator=generator)
+    (layer(x) * weights).sum().backward()
+    (dense(other) * weights).sum().backward()
+    torch.testing.assert_close(x.grad, other.grad)
+    torch.testing.assert_close(layer.bias.grad, dense.bias.grad)
+    twin = copy.deepcopy(layer)
+    del layer.values
+    with torch.no_grad():
+        torch.testing.assert_close(twin(x), dense(x))
+    fresh = BalancedLinear.from_dense(dense)
+    fresh.load_state_dict(twin.state_dict())
+    another = BalancedLinear(pack(torch.ones(33, 48)))
+    with pytest.raises(BadInput, match="packs another mask"):
+        another.load_state_dict(twin.state_dict())
+
+
+def test_operator_passes_torchs_own_checks() -> None:
+    packed = pack(sparse_matrix(torch.Generator().manual_seed(16), 20, 32, 0.2, "free"))
+    arguments = (torch.randn(3, 32, requires_grad=True), torch.randn(20, requires_grad=True))
+    for relu in (False, True):
+        torch.library.opcheck(
+            torch.ops.prunus.sparse_linear.default, (*arguments, list(packed.tensors().values()), 20, 32, 16, relu)
+        )
+
+
+def test_exports_as_one_node() -> None:
+    layer = BalancedLinear(pack(sparse_matrix(torch.Generator().manual_seed(17), 20, 32, 0.2, "free")), torch.ones(20))
+    x = torch.randn(3, 32)
+    program = torch.export.export(layer, (x,))
+    assert any("sparse_linear" in str(node.target) for node in program.graph.nodes)
+    with torch.no_grad():
+        torch.testing.assert_close(program.module()(x), layer(x), rtol=0, atol=0)
+        compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
+        torch.testing.assert_close(compiled(x), layer(x), rtol=0, atol=0)
