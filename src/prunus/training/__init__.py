@@ -10,16 +10,24 @@ from __future__ import annotations
 
 from prunus.training.history import Callback, History, Record
 from prunus.training.loop import Run, fit
-from prunus.training.objective import evaluate
+from prunus.training.objective import accuracy, evaluate
+from prunus.training.popup import TicketOptions
+from prunus.training.ramps import Ramp
 from prunus.training.settings import FitConfig, Schedule
+from prunus.training.tickets import Ticket, find_ticket
 
 __all__ = [
     "Callback",
     "FitConfig",
     "History",
+    "Ramp",
     "Record",
     "Run",
     "Schedule",
+    "Ticket",
+    "TicketOptions",
+    "accuracy",
     "evaluate",
+    "find_ticket",
     "fit",
 ]

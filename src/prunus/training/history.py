@@ -72,6 +72,11 @@ class Callback:
 
     name: str = ""
 
+    @property
+    def sparsity(self) -> float | None:
+        """The fraction of zeros to put on record, for callbacks that have masks of their own."""
+        return None
+
     def start(self, run: Run) -> None:
         """Before the first step, after a checkpoint was read."""
 

@@ -200,7 +200,8 @@ class Run:
                 self.model, self.test, max(256, self.config.batch_size), self.config.loss
             )
         self._require_equal_ranks()
-        sparsity = self.masks.sparsity if self.masks is not None else None
+        told = [hook.sparsity for hook in self.hooks if hook.sparsity is not None]
+        sparsity = told[0] if told else self.masks.sparsity if self.masks is not None else None
         epoch = -(-self.step // self.per_epoch)
         self.history.append(
             Record(epoch, self.step, loss, accuracy, test_loss, test_accuracy, self.seconds, self.lr, sparsity)

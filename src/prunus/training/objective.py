@@ -122,3 +122,11 @@ def evaluate(
     finally:
         model.train(training)
     return total / count, hits / count if counted else None
+
+
+def accuracy(model: nn.Module, data: Dataset, batch_size: int = 256, limit: int | None = None) -> float:
+    """Fraction of labels predicted right, in evaluation mode."""
+    found = evaluate(model, data, batch_size, limit=limit)[1]
+    if found is None:
+        raise BadInput("Accuracy needs class labels, but the labels of this data are real numbers: use evaluate.")
+    return found

@@ -1,0 +1,212 @@
+"""`find_ticket`: a subnetwork of random weights, found rather than trained; and the file it is kept in."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+from prunus.contract import Duration, Masks, check_sparsity
+from prunus.errors import BadFile, BadInput, UnknownName
+from prunus.models import initialise
+from prunus.pruning import find_masks
+from prunus.training.batches import derive
+from prunus.training.checkpoints import digest, read, write
+from prunus.training.history import History
+from prunus.training.loop import Run
+from prunus.training.popup import METHODS, Popup, TicketOptions
+from prunus.training.settings import FitConfig
+from prunus.weights import Weight, prunable_weights
+
+FORMAT = "prunus-ticket-1"
+_NORMS = (nn.modules.batchnorm._BatchNorm, nn.LayerNorm, nn.GroupNorm)
+
+
+@dataclass
+class Ticket:
+    """What a search found: `model` with zeros in place, its `masks`, and the `history` of the search.
+
+    `weights_seed` is set where the kept weights can be drawn again: edge-popup with `TicketOptions(weights=...)`.
+    `record` says how it was found.
+    """
+
+    model: nn.Module
+    masks: Masks
+    history: History
+    method: str
+    record: dict[str, Any] = field(default_factory=dict)
+    weights: str | None = None
+    weights_seed: int | None = None
+
+    def save(self, path: str | Path, with_weights: bool | None = None) -> None:
+        """One file. Without `with_weights` the masked weights are left out where a seed can bring them back.
+
+        The seed's file holds one bit per masked weight, all that is not masked, and a hash of the weights: random
+        streams are not promised across torch versions, so loading verifies it.
+        """
+        if with_weights is False and self.weights_seed is None:
+            raise BadInput(
+                "This ticket's weights cannot be drawn again from a seed (that needs edge-popup and "
+                "TicketOptions(weights='signed_constant')): save it with its weights."
+            )
+        whole = self.weights_seed is None if with_weights is None else with_weights
+        state = self.model.state_dict()
+        tensors = {f"mask/{name}": _pack(mask) for name, mask in self.masks.items()}
+        tensors |= {f"state/{name}": value for name, value in state.items() if whole or name not in self.masks}
+        record = {
+            "method": self.method,
+            "record": self.record,
+            "history": self.history.to_dicts(),
+            "weights": None if whole else self.weights,
+            "weights_seed": None if whole else self.weights_seed,
+            "weights_hash": digest({name: state[name] for name in self.masks}),
+            "shapes": {name: list(mask.shape) for name, mask in self.masks.items()},
+        }
+        write(Path(path), tensors, record, FORMAT)
+
+    @classmethod
+    def load(cls, path: str | Path, model: nn.Module) -> Ticket:
+        """Read a ticket into a copy of `model`, which gives the architecture; its weights do not matter."""
+        tensors, record = read(Path(path), FORMAT)
+        copied = copy.deepcopy(model)
+        masks = Masks.adopt({n: _unpack(tensors[f"mask/{n}"], shape) for n, shape in record["shapes"].items()})
+        masks.parameters_of(copied)
+        if record["weights_seed"] is not None:
+            initialise(copied, record["weights"], seed=record["weights_seed"])
+        state = {name.removeprefix("state/"): value for name, value in tensors.items() if name.startswith("state/")}
+        own = copied.state_dict()
+        wrong = [n for n, value in state.items() if n not in own or own[n].shape != value.shape]
+        if wrong or set(own) - set(state) - (set(masks) if record["weights_seed"] is not None else set()):
+            raise BadFile(f"{path} is the ticket of another model: build the model it was found in.")
+        copied.load_state_dict({**own, **state})
+        masks.apply_(copied)
+        if digest({name: copied.state_dict()[name] for name in masks}) != record["weights_hash"]:
+            raise BadFile(
+                f"The seed in {path} gives other weights with torch {torch.__version__} than those the ticket was "
+                "found in: use the version that wrote it, or a ticket saved with its weights."
+            )
+        history = History.from_dicts(record["history"])
+        return cls(
+            copied, masks, history, record["method"], record["record"], record["weights"], record["weights_seed"]
+        )
+
+
+def find_ticket(
+    model: nn.Module,
+    data: Dataset,
+    method: str = "iterand",
+    sparsity: float | Mapping[str, float] = 0.5,
+    period: int = 300,
+    rate: float = 0.1,
+    length: str | Duration = "100ep",
+    test: Dataset | None = None,
+    *,
+    config: FitConfig | None = None,
+    options: TicketOptions | None = None,
+    exclude: Iterable[str] = (),
+    seed: int | None = None,
+) -> Ticket:
+    """Search a subnetwork in random weights: the scores are trained, the weights never. `model` is not touched.
+
+    method: "edge-popup" (Ramanujan et al. 2020), or "iterand" (Chijiwa et al. 2021), which every `period` steps draws a
+    Bernoulli(`rate`) part of the pruned weights anew. sparsity: fraction pruned, one for all layers or by layer
+    ({layer: fraction}); excluded layers stay random and dense. Biases are zero, norms do not learn. The default config is SGD on the scores
+    with lr 0.3, momentum 0.9, weight decay 1e-4 and a cosine per epoch (ledger I-5, I-14).
+    """
+    config, options = config or FitConfig(lr=0.3), options or TicketOptions()
+    if seed is not None:
+        config = config.replace(seed=seed)
+    if method not in METHODS:
+        raise UnknownName("way to find a ticket", method, METHODS)
+    _check_events(method, period, rate)
+    copied = copy.deepcopy(model)
+    weights_seed = derive(config.seed, "weights") >> 1
+    if options.weights is not None:
+        initialise(copied, options.weights, seed=weights_seed)
+    weights, levels = _targets(copied, sparsity, options, exclude)
+    wanted = freeze(copied, weights, options.biases)
+    popup = Popup(weights, levels, config.seed, options, period if method == "iterand" else None, rate)
+    about = {
+        "method": method,
+        "sparsity": sparsity if isinstance(sparsity, (int, float)) else dict(sparsity),
+        "period": popup.period,
+        "rate": rate if popup.period else None,
+        "options": repr(options),
+    }
+    scores = list(popup.scores.values())
+    history = Run(copied, data, length, config, test=test, parameters=scores, callbacks=[popup], about=about).train()
+    for name, parameter in copied.named_parameters():
+        parameter.requires_grad_(wanted[name])
+        parameter.grad = None
+    again = method == "edge-popup" and options.weights is not None
+    record = {**about, "length": str(Duration.parse(length)), "events": popup.events, "config": config.record()}
+    masks = Masks.adopt(popup.masks, {"from": method, "sparsity": about["sparsity"]})
+    return Ticket(
+        copied, masks, history, method, record, options.weights if again else None, weights_seed if again else None
+    )
+
+
+def freeze(model: nn.Module, weights: Mapping[str, Weight], biases: str = "zero") -> dict[str, bool]:
+    """Let gradients flow to `weights` only, zero biases, make norms neutral; returns what required a gradient."""
+    wanted = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
+    chosen = {id(weight.parameter) for weight in weights.values()}
+    for parameter in model.parameters():
+        parameter.requires_grad_(id(parameter) in chosen)
+    if biases == "zero":
+        with torch.no_grad():
+            for module in model.modules():
+                if isinstance(module, _NORMS):
+                    if module.weight is not None:
+                        module.weight.fill_(1.0)
+                    if module.bias is not None:
+                        module.bias.zero_()
+                elif any(weight.module is module for weight in weights.values()):
+                    for name, parameter in module.named_parameters(recurse=False):
+                        if "bias" in name:
+                            parameter.zero_()
+    return wanted
+
+
+def _check_events(method: str, period: int, rate: float) -> None:
+    if method == "iterand":
+        if isinstance(period, bool) or not isinstance(period, int) or period < 1:
+            raise BadInput(f"period is {period!r}; it counts steps between two redraws and must be at least 1.")
+        if not 0.0 <= rate <= 1.0:
+            raise BadInput(
+                f"rate is {rate!r}; it is the part of the pruned weights that is redrawn and lies in [0, 1]."
+            )
+
+
+def _targets(
+    model: nn.Module, sparsity: float | Mapping[str, float], options: TicketOptions, exclude: Iterable[str]
+) -> tuple[dict[str, Weight], dict[str, float]]:
+    """The weights to mask and the sparsity of each."""
+    plain = not isinstance(sparsity, Mapping)
+    if plain:
+        check_sparsity(sparsity)
+    elif options.allocation != "uniform":
+        raise BadInput(f"Sparsities by layer leave nothing to allocation={options.allocation!r}: use 'uniform'.")
+    allocation = "erk" if options.allocation == "erk" else "uniform"
+    asked = find_masks(model, sparsity, score="random", allocation=allocation, exclude=exclude)
+    every = prunable_weights(model)
+    weights = {name: every[name] for name in asked}
+    if plain and allocation == "uniform":
+        return weights, dict.fromkeys(weights, float(sparsity))  # type: ignore[arg-type]
+    return weights, {row.name: row.sparsity for row in asked.layers}
+
+
+def _pack(mask: Tensor) -> Tensor:
+    """Eight weights to a byte, the first in the lowest bit."""
+    return torch.from_numpy(np.packbits(mask.cpu().numpy().reshape(-1), bitorder="little"))
+
+
+def _unpack(bits: Tensor, shape: list[int]) -> Tensor:
+    count = int(np.prod(shape))
+    return torch.from_numpy(np.unpackbits(bits.numpy(), count=count, bitorder="little").astype(bool)).reshape(shape)
