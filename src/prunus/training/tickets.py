@@ -117,8 +117,8 @@ def find_ticket(
 
     method: "edge-popup" (Ramanujan et al. 2020), or "iterand" (Chijiwa et al. 2021), which every `period` steps draws a
     Bernoulli(`rate`) part of the pruned weights anew. sparsity: fraction pruned, one for all layers or by layer
-    ({layer: fraction}); excluded layers stay random and dense. Biases are zero, norms do not learn. The default config is SGD on the scores
-    with lr 0.3, momentum 0.9, weight decay 1e-4 and a cosine per epoch (ledger I-5, I-14).
+    ({layer: fraction}); excluded layers stay random and dense. Biases are zero, norms do not learn. The default config
+    is SGD on the scores with lr 0.3, momentum 0.9, weight decay 1e-4 and a cosine per epoch (ledger I-5, I-14).
     """
     config, options = config or FitConfig(lr=0.3), options or TicketOptions()
     if seed is not None:
