@@ -68,6 +68,8 @@ def _read_npz(path: Path) -> tuple[np.ndarray, np.ndarray]:
 def _read_text(path: Path) -> tuple[np.ndarray, np.ndarray]:
     content = read_bytes(path)
     with reading(path):
+        if not content.strip():
+            raise ValueError("it is empty")
         has_header = not content[:1].isdigit()
         rows = np.loadtxt(io.BytesIO(content), dtype=np.int16, delimiter=",", skiprows=int(has_header), ndmin=2)
         columns, labels = rows[:, :-1], rows[:, -1]
