@@ -100,7 +100,7 @@ def excess_curve(sparsity: float, bank: int, law: str = "normal") -> dict[str, A
     if r in (0, bank):
         raise BadInput(
             f"At sparsity {sparsity:.6g} a bank of {bank} loses {'nothing' if r == 0 else 'everything'}: the bank must "
-            f"hold at least {math.ceil(0.5 / min(sparsity, 1.0 - sparsity)) + 1} weights."
+            f"hold at least {math.floor(0.5 / min(sparsity, 1.0 - sparsity)) + 1} weights."
         )
     return {"r": r, "percent": 100.0 * bank_cost(bank, r, law)["relative"]}
 
