@@ -30,6 +30,22 @@ def ceil_near(x: float) -> int:
     return nearest if abs(nearest - x) <= WHOLE * abs(nearest) else math.ceil(x)
 
 
+def power(base: float, exponent: float) -> float:
+    """base^exponent for base >= 0, infinite where it passes every float."""
+    try:
+        return float(base) ** exponent
+    except OverflowError:
+        return math.inf
+
+
+def excess_power(x: float, exponent: float) -> float:
+    """(1+x)^exponent - 1 for x >= 0 without cancellation, infinite where it passes every float."""
+    try:
+        return math.expm1(exponent * math.log1p(x))
+    except OverflowError:
+        return math.inf
+
+
 def rate(x: float) -> float:
     """(1+x)log(1+x)-x for x >= -1, to full relative precision near 0 too (the Chernoff rate)."""
     if x == -1.0:

@@ -16,7 +16,7 @@ from scipy import optimize, special
 
 from prunus.errors import BadInput
 from prunus.theory._domain import positive, probability, real, whole
-from prunus.theory._numbers import ceil_near, per_layer, reals
+from prunus.theory._numbers import ceil_near, excess_power, per_layer, power, reals
 
 
 def recursion_error(
@@ -40,8 +40,10 @@ def equal_norm_error(norm_bound: float, difference: float, layers: int, lipschit
     """Exact solution of the recursion for equal norms, L c^2((c+t)^(l-2) - c^(l-2)), without cancellation (P-14b)."""
     layers = whole("layers", layers, 3)
     c, t = positive("norm_bound", norm_bound), real("difference", difference, 0.0)
-    slopes = real("lipschitz", lipschitz, 0.0) ** (layers - 1)
-    return slopes * c**layers * math.expm1((layers - 2) * math.log1p(t / c))
+    slope = real("lipschitz", lipschitz, 0.0)
+    if t == 0.0 or slope == 0.0:
+        return 0.0
+    return power(slope * c, layers - 1) * c * excess_power(t / c, layers - 2)
 
 
 def doubling_error(norm_bound: float, difference: float, layers: int, lipschitz: float = 1.0) -> float:
@@ -49,7 +51,10 @@ def doubling_error(norm_bound: float, difference: float, layers: int, lipschitz:
     layers = whole("layers", layers, 3)
     c = real("norm_bound", norm_bound, 1.0)
     t = real("difference", difference, 0.0, c)
-    return (2.0 ** (layers - 2) - 1.0) * t * (real("lipschitz", lipschitz, 0.0) * c) ** (layers - 1)
+    slope = real("lipschitz", lipschitz, 0.0)
+    if t == 0.0 or slope == 0.0:
+        return 0.0
+    return (power(2.0, layers - 2) - 1.0) * t * power(slope * c, layers - 1)
 
 
 def union_failure(norm_failures: ArrayLike, difference_failures: ArrayLike, mask_failure: float = 0.0) -> float:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 
 from prunus.theory._domain import positive, probability, real, whole
-from prunus.theory._numbers import WHOLE, floor_near
+from prunus.theory._numbers import WHOLE, floor_near, power
 from prunus.theory.closeness._recursion import equal_norm_error
 from prunus.theory.matrices import uniform_norm_limit, uniform_norm_mean_bound, uniform_norm_quantile
 from prunus.theory.order_statistics._moments import pruned_threshold_mean, threshold_quantile
@@ -33,13 +33,13 @@ def theorem1_constants(
     """Constants c_2 and C_1 to C_5 of Theorem 1 (P-15a); they depend on K too, not only on l and L."""
     layers = whole("layers", layers, 3)
     c0 = positive("norm_bound", norm_bound)
-    slopes = positive("lipschitz", lipschitz) ** (layers - 1)
+    slope = positive("lipschitz", lipschitz)
     difference = _difference_constant(spread, latala)
     inverse = 1.0 / (4.0 * positive("concentration", concentration))
     return {
         "difference_constant": difference,
         "constant1": 1.0 / c0,
-        "constant2": (2.0 ** (layers - 2) - 1.0) * slopes * c0 ** (layers - 1),
+        "constant2": (power(2.0, layers - 2) - 1.0) * power(slope * c0, layers - 1),
         "constant3": (layers**2 - 2) * difference,
         "constant4": math.log(layers**2 - 2) * inverse,
         "constant5": inverse,
@@ -182,7 +182,7 @@ def theorem1_width(
     """Width that Theorem 1 requires at a given exponent (P-25a)."""
     exponent = _exponent(exponent)
     need, norm_width = _theorem1_needs(layers, error, delta, spread, norm_bound, latala, concentration, lipschitz)
-    first, by_error, by_failure = (value ** (1.0 / exponent) for value in need)
+    first, by_error, by_failure = (power(value, 1.0 / exponent) for value in need)
     return {
         "width": max(first, by_error, by_failure, norm_width),
         "error_width": by_error,

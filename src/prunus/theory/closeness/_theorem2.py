@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike
 
 from prunus.errors import BadInput
 from prunus.theory._domain import choice, positive, probability, real, whole
-from prunus.theory._numbers import fourth_moment, per_layer, reals
+from prunus.theory._numbers import fourth_moment, per_layer, power, reals
 from prunus.theory.closeness._counts import theorem2_exponent_cap
 from prunus.theory.closeness._recursion import equal_norm_error
 from prunus.theory.matrices import series_norm_quantile, uniform_norm_quantile
@@ -31,12 +31,12 @@ def theorem2_constants(
     """Constants c_2 and C_1 to C_4 of Theorem 2 (P-17a); they depend on K_1, K_2 too."""
     layers = whole("layers", layers, 3)
     bounds = per_layer("norms", norms, layers, open_low=True)
-    slopes = positive("lipschitz", lipschitz) ** (layers - 1)
+    slopes = power(positive("lipschitz", lipschitz), layers - 1)
     difference = _moment_constant(second, fourth, latala, 3.0)
     return {
         "difference_constant": difference,
         "constant1": 1.0 / float(bounds.min()),
-        "constant2": (2.0 ** (layers - 2) - 1.0) * slopes * float(np.prod(bounds)),
+        "constant2": (power(2.0, layers - 2) - 1.0) * slopes * float(np.prod(bounds)),
         "constant3": 3 * (layers - 2),
         "constant4": 3.0 * difference * (layers - 2),
     }

@@ -15,7 +15,7 @@ from scipy import special
 
 from prunus.errors import BadInput
 from prunus.theory._domain import positive, probability, real, whole
-from prunus.theory._numbers import fourth_moment, reals, wholes
+from prunus.theory._numbers import excess_power, fourth_moment, power, reals, wholes
 from prunus.theory.closeness._counts import cube_radius, theorem3_exponent_cap
 from prunus.theory.closeness._recursion import recursion_error
 
@@ -305,5 +305,5 @@ def _theorem3_error(
     image_exponent = probability("image_exponent", image_exponent, open_low=True, open_high=True)
     width_exponent = positive("width_exponent", width_exponent)
     x, y = image**-image_exponent, d**-width_exponent
-    slopes = real("lipschitz", lipschitz, 0.0) ** (layers - 1)
-    return slopes * x ** (layers - 1), math.expm1((layers - 2) * math.log1p(y / x))
+    slope = real("lipschitz", lipschitz, 0.0)
+    return power(slope * x, layers - 1), excess_power(y / x, layers - 2)
