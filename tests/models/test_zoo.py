@@ -103,6 +103,15 @@ def test_options_in_the_string_equal_options_in_the_call() -> None:
     assert not [name for name, _ in text.named_parameters() if "bn" in name]
 
 
+@pytest.mark.parametrize(
+    "spec", ["conv6:width=0.1,channels=1,size=28,classes=7", "resnet20:classes=100", "vgg11", "fc:6-4"]
+)
+def test_describe_follows_the_options(spec: str) -> None:
+    entry = describe(spec)
+    assert entry.input is not None
+    assert make(spec, seed=0).eval()(torch.zeros(1, *entry.input)).shape == (1, entry.outputs)
+
+
 def test_a_seed_fixes_the_bytes_and_leaves_the_global_stream_alone() -> None:
     torch.manual_seed(7)
     before = torch.get_rng_state()

@@ -6,7 +6,7 @@ import inspect
 import math
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -26,8 +26,8 @@ from prunus.models.weights import load_weights
 class Entry:
     """One network of the zoo.
 
-    `input` is the shape of one example (without the batch), `outputs` the number of logits, both at the default
-    options; `build(width=..., **options)` makes it. For "fc" both follow from the sizes, so they are None here.
+    `input` is the shape of one example (without the batch), `outputs` the number of logits;
+    `build(width=..., **options)` makes it. For "fc" both follow from the sizes, so they are None here.
     """
 
     name: str
@@ -83,15 +83,24 @@ def names() -> tuple[str, ...]:
 
 
 def describe(name: str) -> Entry:
-    """What the zoo knows about a name, or about the name at the start of a one-string form."""
-    head = name.partition(":")[0]
+    """What the zoo knows about a name; of a one-string form, with the input and outputs that its options ask for."""
+    entry = _entry(name)
+    given = _check(entry, _parse(entry, name)) if ":" in name else {}
+    if "sizes" in given:
+        sizes = fc.parse_sizes(given["sizes"])
+        return replace(entry, input=(sizes[0],), outputs=sizes[-1])
+    if entry.input is None:
+        return entry
+    channels, *sides = entry.input
+    shape = (given.get("channels", channels), *(given.get("size", side) for side in sides))
+    return replace(entry, input=shape, outputs=1 if given.get("binary") else given.get("classes", entry.outputs))
+
+
+def _entry(name: str) -> Entry:
+    head = name.partition(":")[0] if isinstance(name, str) else name
     if head not in _ZOO:
         raise UnknownName("model", head, _ZOO)
-    entry = _ZOO[head]
-    if head == "fc" and ":" in name:
-        sizes = fc.parse_sizes(str(_parse(entry, name)["sizes"]))
-        return Entry("fc", entry.build, entry.about, (sizes[0],), sizes[-1])
-    return entry
+    return _ZOO[head]
 
 
 def make(
@@ -103,10 +112,7 @@ def make(
     "fc:64-300-100-10". `width` scales the channels (ledger I-5); `init` names the initial weights
     (`prunus.models.init`), None leaves torch's. With a `seed` the global generator is neither read nor moved.
     """
-    head = name.partition(":")[0] if isinstance(name, str) else name
-    if head not in _ZOO:
-        raise UnknownName("model", head, _ZOO)
-    entry = _ZOO[head]
+    entry = _entry(name)
     given = _parse(entry, name)
     if width != 1.0:
         options["width"] = width
