@@ -23,11 +23,6 @@ def test_reference_value(claim, case):
     verify(claim, case)
 
 
-@pytest.mark.parametrize("check", checks_of("tickets"))
-def test_independent_check(check):
-    assert check.run()
-
-
 def test_every_claim_has_an_independent_check():
     assert not unchecked("tickets")
 
@@ -440,3 +435,11 @@ def test_bad_input_is_one_sentence_with_the_range(call, part):
     message = str(caught.value)
     assert part in message
     assert "\n" not in message
+
+
+# --- the registered checks, last because they are slow ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("check", checks_of("tickets"))
+def test_independent_check(check):
+    assert check.run()
