@@ -1,0 +1,32 @@
+"""Failure of Lemma 6 against the number of bins: writes largest-load.svg beside this file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from _svg import line_chart
+
+from prunus.theory import matrices
+
+
+def main() -> None:
+    bins = [2**k for k in range(3, 24)]
+    series = {
+        "provable n^-0.296": [(n, matrices.max_load_power(n)) for n in bins],
+        "printed n^-1/3": [(n, matrices.max_load_power_printed(n)) for n in bins],
+        "exact union bound": [(n, matrices.max_load_failure(n, matrices.balls_needed(n))) for n in bins],
+    }
+    line_chart(
+        Path(__file__).with_name("largest-load.svg"),
+        series,
+        title="P(some bin holds over 3 times the mean), n log n balls",
+        x_label="bins n",
+        y_label="failure probability",
+        log_x=True,
+        log_y=True,
+        dashed=["printed n^-1/3"],
+    )
+
+
+if __name__ == "__main__":
+    main()
