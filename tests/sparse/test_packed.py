@@ -13,21 +13,9 @@ from prunus.sparse import BalancedLinear, pack
 from prunus.sparse._ops import PERMUTE, TILE, run_linear
 from prunus.sparse._packed import BANKS, Packed, _content_problem, _pack_plain, kernels
 from support import scale
+from support.kernels import each_level
 
-LEVELS = ("portable", "avx2", "avx512")
-
-
-@pytest.fixture(params=LEVELS)
-def level(request: pytest.FixtureRequest):
-    module = kernels()
-    if module is None:
-        pytest.skip("the kernels were not built")
-    best = module.use("")
-    if module.use(request.param) != request.param:
-        module.use(best)
-        pytest.skip(f"this processor has no {request.param}")
-    yield request.param
-    module.use(best)
+level = each_level()
 
 
 def sparse_matrix(generator: torch.Generator, rows: int, cols: int, density: float, kind: str) -> torch.Tensor:

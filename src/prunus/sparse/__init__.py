@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from prunus.sparse._modules import BalancedLinear
+from prunus.sparse._modules import BalancedLinear, SparseConv2d
 from prunus.sparse._packed import Packed, pack
 
-__all__ = ["BalancedLinear", "Packed", "pack"]
+__all__ = ["BalancedLinear", "Packed", "SparseConv2d", "pack"]

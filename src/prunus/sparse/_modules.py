@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from prunus.errors import BadInput
 from prunus.sparse import _ops
+from prunus.sparse._geometry import Geometry
 from prunus.sparse._packed import Packed, pack
 
 _FIELDS = ("values", "index", "schedule", "starts", "scale")
@@ -97,3 +98,42 @@ class BalancedLinear(PackedModule):
             f"in_features={self.cols}, out_features={self.rows}, bank={self.bank}, "
             f"values={str(self.values.dtype).removeprefix('torch.')}, slots={self.values.shape[0]}"
         )
+
+
+class SparseConv2d(PackedModule):
+    """A 2-D convolution on packed weights, float32: (n, in, h, w) -> (n, out, h', w').
+
+    `forward(x, other)` adds `other` to the result before the activation: the sum of a residual block. The weights are
+    frozen; gradients flow to the inputs, to `other` and to the bias.
+    """
+
+    def __init__(self, packed: Packed, geometry: Geometry, bias: Tensor | None = None, relu: bool = False) -> None:
+        super().__init__(packed, bias)
+        self.geometry, self.relu = geometry, relu
+        if packed.rows != geometry.outputs or packed.cols != geometry.columns(packed.bank):
+            raise BadInput(f"A packed matrix of {packed.rows} x {packed.cols} does not fit the convolution {geometry}.")
+
+    @classmethod
+    def from_dense(cls, conv: nn.Conv2d, bank: int | None = None, dtype: torch.dtype | None = None) -> SparseConv2d:
+        """Pack what is not zero in `conv.weight`; groups become zeros between them."""
+        geometry = Geometry.of(conv)
+        return cls(geometry.pack(conv.weight, conv.groups, bank, dtype), geometry, conv.bias)
+
+    @property
+    def in_channels(self) -> int:
+        return self.geometry.inputs
+
+    @property
+    def out_channels(self) -> int:
+        return self.geometry.outputs
+
+    def forward(self, x: Tensor, other: Tensor | None = None) -> Tensor:
+        if self.plain(x) and (other is None or self.plain(other)):
+            return _ops.run_conv2d(self.packed, self.geometry, x, self.bias, other, self.relu)
+        numbers = self.geometry.numbers()
+        return torch.ops.prunus.sparse_conv2d(
+            x, self.bias, other, self.tensors(), self.rows, self.cols, self.bank, self.relu, numbers
+        )
+
+    def extra_repr(self) -> str:
+        return f"{self.geometry}, bank={self.bank}, values={str(self.values.dtype).removeprefix('torch.')}"

@@ -7,13 +7,16 @@ matrix.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
+from torch.nn.grad import conv2d_input
 
 from prunus.errors import BadInput
+from prunus.sparse._geometry import Geometry
 from prunus.sparse._packed import Packed
 
 AUTOMATIC, PERMUTE, TILE = 0, 1, 2
@@ -102,3 +105,135 @@ def sparse_linear_grad(grad: Tensor, tensors: list[Tensor], rows: int, cols: int
 @sparse_linear_grad.register_fake
 def _(grad: Tensor, tensors: list[Tensor], rows: int, cols: int, bank: int) -> Tensor:
     return grad.new_empty((*grad.shape[:-1], cols))
+
+
+# ------------------------------------------------------------------------------------------------------- convolutions
+
+
+@functools.lru_cache(maxsize=1024)
+def _sizes(geometry: Geometry) -> Tensor:
+    return torch.tensor([*geometry.kernel, *geometry.stride, *geometry.padding, *geometry.dilation])
+
+
+def run_conv2d(
+    packed: Packed,
+    geometry: Geometry,
+    x: Tensor,
+    bias: Tensor | None = None,
+    other: Tensor | None = None,
+    relu: bool = False,
+) -> Tensor:
+    """act(conv(x) + bias + other), x (n, inputs, h, w) -> (n, outputs, h', w'), float32. No gradients."""
+    height, width = check_image(geometry, x)
+    shape = (x.shape[0], geometry.outputs, height, width)
+    if other is not None:
+        if other.shape != shape or other.dtype != torch.float32:
+            raise BadInput(f"What is added must be float32 of shape {shape}, not {other.dtype} {tuple(other.shape)}.")
+        other = other.contiguous()
+    layer = packed.layer
+    if layer is None:
+        weight = geometry.weight(packed.dense(), packed.bank)
+        out = functional.conv2d(x, weight, bias, geometry.stride, geometry.padding, geometry.dilation)
+        out = out if other is None else out.add_(other)
+        return out.relu_() if relu else out
+    x = x.contiguous()
+    out = torch.empty(shape)
+    layer.conv(
+        x.data_ptr(),
+        out.data_ptr(),
+        0 if bias is None else bias.data_ptr(),
+        0 if packed.scale is None else packed.scale.data_ptr(),
+        0 if other is None else other.data_ptr(),
+        relu,
+        torch.get_num_threads(),
+        *x.shape,
+        _sizes(geometry).data_ptr(),
+    )
+    return out
+
+
+def check_image(geometry: Geometry, x: Tensor) -> tuple[int, int]:
+    """Height and width of the output, or one sentence that says why there is none."""
+    if x.dim() != 4 or x.shape[1] != geometry.inputs:
+        raise BadInput(f"The layer takes images (n, {geometry.inputs}, h, w), but got shape {tuple(x.shape)}.")
+    if x.dtype != torch.float32 or x.device.type != "cpu":
+        raise BadInput(f"Sparse layers run float32 on the CPU, but the input is {x.dtype} on {x.device}.")
+    height, width = geometry.output(x.shape[2], x.shape[3])
+    if height < 1 or width < 1:
+        raise BadInput(f"Images of {x.shape[2]} x {x.shape[3]} pixels are smaller than the kernel {geometry.kernel}.")
+    return height, width
+
+
+@torch.library.custom_op("prunus::sparse_conv2d", mutates_args=())
+def sparse_conv2d(
+    x: Tensor,
+    bias: Tensor | None,
+    other: Tensor | None,
+    tensors: list[Tensor],
+    rows: int,
+    cols: int,
+    bank: int,
+    relu: bool,
+    geometry: list[int],
+) -> Tensor:
+    """`tensors` as in `sparse_linear`; `geometry` as in `Geometry.numbers`."""
+    packed = _packed(rows, cols, bank, tensors)
+    return run_conv2d(packed, Geometry.from_numbers(geometry), x, bias, other, relu)
+
+
+@sparse_conv2d.register_fake
+def _(
+    x: Tensor,
+    bias: Tensor | None,
+    other: Tensor | None,
+    tensors: list[Tensor],
+    rows: int,
+    cols: int,
+    bank: int,
+    relu: bool,
+    geometry: list[int],
+) -> Tensor:
+    height, width = Geometry.from_numbers(geometry).output(x.shape[2], x.shape[3])
+    return x.new_empty((x.shape[0], rows, height, width))
+
+
+def _conv_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    x, _, _, tensors, rows, cols, bank, relu, geometry = inputs
+    ctx.shape = (rows, cols, bank)
+    ctx.geometry, ctx.count, ctx.size = geometry, len(tensors), x.shape
+    ctx.save_for_backward(*tensors, *([output] if relu else []))
+
+
+def _conv_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+    saved = list(ctx.saved_tensors)
+    if len(saved) > ctx.count:
+        grad = grad * (saved[-1] > 0)
+    wanted = ctx.needs_input_grad
+    grad_x = None
+    if wanted[0]:
+        arguments = (grad.contiguous(), saved[: ctx.count], *ctx.shape, ctx.geometry, ctx.size[2], ctx.size[3])
+        grad_x = torch.ops.prunus.sparse_conv2d_grad(*arguments)
+    grad_bias = grad.sum((0, 2, 3)) if wanted[1] else None
+    grad_other = grad if wanted[2] else None
+    return grad_x, grad_bias, grad_other, [None] * ctx.count, None, None, None, None, None
+
+
+sparse_conv2d.register_autograd(_conv_backward, setup_context=_conv_setup)
+
+
+@torch.library.custom_op("prunus::sparse_conv2d_grad", mutates_args=())
+def sparse_conv2d_grad(
+    grad: Tensor, tensors: list[Tensor], rows: int, cols: int, bank: int, geometry: list[int], height: int, width: int
+) -> Tensor:
+    """Gradient with respect to the input of `sparse_conv2d`."""
+    g = Geometry.from_numbers(geometry)
+    weight = g.weight(_packed(rows, cols, bank, tensors).dense(), bank)
+    size = (grad.shape[0], g.inputs, height, width)
+    return conv2d_input(size, weight, grad, g.stride, g.padding, g.dilation)
+
+
+@sparse_conv2d_grad.register_fake
+def _(
+    grad: Tensor, tensors: list[Tensor], rows: int, cols: int, bank: int, geometry: list[int], height: int, width: int
+) -> Tensor:
+    return grad.new_empty((grad.shape[0], geometry[0], height, width))

@@ -12,6 +12,9 @@ constexpr int W = 8;
 inline vec load(const float *p) { return _mm256_loadu_ps(p); }
 inline void store(float *p, vec v) { _mm256_storeu_ps(p, v); }
 inline vec fma(vec a, vec b, vec c) { return _mm256_fmadd_ps(a, b, c); }
+inline vec add(vec a, vec b) { return _mm256_add_ps(a, b); }
+inline vec all(float v) { return _mm256_set1_ps(v); }
+inline vec positive(vec v) { return _mm256_max_ps(_mm256_setzero_ps(), v); }  // in this order it keeps NaN
 
 // Each of R neighbouring values in all lanes of its own register: one load for two or four of them, then in-lane moves.
 template <int R>
@@ -136,8 +139,8 @@ void permute_kernel(const Packed &p, int64_t group, const float *, int64_t, cons
 }  // namespace
 
 const Level &avx2_level() {
-    static constexpr Level level = {"avx2", W, 4, 6, tile_kernel, decode_offsets, 128, prepare_tables,
-                                    permute_kernel, to_tile, from_tile, finish_row};
+    static constexpr Level level = {"avx2", W, 4, 6, tile_kernel, decode_offsets, decode_values, 128, prepare_tables,
+                                    permute_kernel, to_tile, from_tile, finish_tile};
     return level;
 }
 

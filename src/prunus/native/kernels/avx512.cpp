@@ -18,6 +18,9 @@ constexpr int W = 16;
 inline vec load(const float *p) { return _mm512_loadu_ps(p); }
 inline void store(float *p, vec v) { _mm512_storeu_ps(p, v); }
 inline vec fma(vec a, vec b, vec c) { return _mm512_fmadd_ps(a, b, c); }
+inline vec add(vec a, vec b) { return _mm512_add_ps(a, b); }
+inline vec all(float v) { return _mm512_set1_ps(v); }
+inline vec positive(vec v) { return _mm512_max_ps(_mm512_setzero_ps(), v); }  // in this order it keeps NaN
 
 // Each of R neighbouring values in all lanes of its own register: one load for two or four of them, then in-lane moves.
 template <int R>
@@ -121,8 +124,8 @@ void permute_kernel(const Packed &p, int64_t group, const float *x, int64_t ldx,
 }  // namespace
 
 const Level &avx512_level() {
-    static constexpr Level level = {"avx512", W, 4, 31, tile_kernel, decode_offsets, 0, nullptr,
-                                    permute_kernel, to_tile, from_tile, finish_row};
+    static constexpr Level level = {"avx512", W, 4, 31, tile_kernel, decode_offsets, decode_values, 0, nullptr,
+                                    permute_kernel, to_tile, from_tile, finish_tile};
     return level;
 }
 

@@ -39,15 +39,31 @@ struct Columns {
     const uint32_t *table;
 };
 
-// One group's share of one tile: acc[row][sample] += sum over slots [first, last) of value * x[column][sample].
+// One group's share of one tile: acc[row][sample] += sum over some slots of value * x[column][sample].
 struct Tile {
     const float *x;
     float *acc;
-    int64_t group, first, last;
-    int64_t rows;    // rows of the group that exist
-    int vectors;     // samples in the tile / width, 1 .. max_vectors
-    const uint32_t *offsets;  // of the slots from `first` on, 16 each
-    float *decoded;           // scratch, 16 per slot, for values that are not f32
+    int64_t slots;
+    int64_t rows;  // rows of the group that exist
+    int vectors;   // samples in the tile / width, 1 .. max_vectors
+    const uint32_t *offsets;  // 16 for each slot
+    const float *values;      // likewise
+};
+
+// A run of pixels: where it begins in the tile and in the output's plane, and how long it is.
+struct Run {
+    int64_t from, to, count;
+};
+
+// out[row][pixel] = act(acc * scale + bias + other) for the runs of one tile; scale, bias and other may be null.
+struct Ending {
+    const float *acc;
+    int64_t ld, rows, plane;
+    const Run *runs;
+    int64_t count;
+    const float *scale, *bias, *other;
+    bool relu;
+    float *out;
 };
 
 struct Level {
@@ -55,9 +71,11 @@ struct Level {
     int width;        // floats in a register
     int max_vectors;  // registers of samples in the largest tile
     int permute_up_to;  // batches up to this size take the permute kernel (banks of 16)
-    void (*tile)(const Packed &, const Tile &);
+    void (*tile)(const Tile &);
     // Where the columns of the group's slots [first, last) lie: out[slot - first][16].
     void (*decode)(const Packed &, const Columns &, int64_t group, int64_t first, int64_t last, uint32_t *out);
+    // The group's values of the slots [first, last) as floats: in place, or written to `out`.
+    const float *(*values)(const Packed &, int64_t group, int64_t first, int64_t last, float *out);
     // What the permute kernel reads in place of x: `table_bytes` for each pair of slots (none: it reads x itself).
     int table_bytes;
     void (*prepare)(const int32_t *schedule, int64_t slots, const float *x, uint8_t *tables);
@@ -68,7 +86,7 @@ struct Level {
     void (*to_tile)(const float *x, int64_t ldx, int64_t samples, int64_t cols, int64_t ld, float *out);
     // acc[rows][ld] -> y (samples x rows, leading dimension ldy).
     void (*from_tile)(const float *acc, int64_t ld, int64_t rows, int64_t samples, float *y, int64_t ldy);
-    void (*finish)(const float *acc, int64_t count, float scale, float bias, const float *other, bool relu, float *out);
+    void (*finish)(const Ending &);
 };
 
 const Level &portable_level();

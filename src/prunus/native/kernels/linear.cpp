@@ -102,8 +102,9 @@ struct TileJob {
                 cursor[g - g0] = last;
                 if (last == first) continue;
                 level.decode(p, columns, g, first, last, offsets);
+                const float *values = level.values(p, g, first, last, decoded);
                 const int64_t here = std::min(lanes, p.rows - g * lanes);
-                level.tile(p, {xt, acc + (g - g0) * lanes * ld, g, first, last, here, vectors, offsets, decoded});
+                level.tile({xt, acc + (g - g0) * lanes * ld, last - first, here, vectors, offsets, values});
             }
         }
         end(acc, ld);
@@ -119,12 +120,12 @@ struct TileJob {
 
     void end(float *acc, int64_t ld) const {
         const int64_t first = g0 * lanes, rows = std::min(g1 * lanes, p.rows) - first;
-        if (f.scale || f.relu)
-            for (int64_t r = 0; r < rows; ++r) {
-                const float scale = f.scale ? f.scale[first + r] : 1.0f;
-                const float bias = f.scale && f.bias ? f.bias[first + r] : 0.0f;
-                level.finish(acc + r * ld, ld, scale, bias, nullptr, f.relu, acc + r * ld);
-            }
+        if (f.scale || f.relu) {
+            const Run all = {0, 0, ld};
+            const float *scale = f.scale ? f.scale + first : nullptr;
+            const float *bias = f.scale && f.bias ? f.bias + first : nullptr;
+            level.finish({acc, ld, rows, ld, &all, 1, scale, bias, nullptr, f.relu, acc});
+        }
         level.from_tile(acc, ld, rows, samples, y + first, p.rows);
     }
 };

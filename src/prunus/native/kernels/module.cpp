@@ -70,6 +70,16 @@ struct Layer {
         linear(level(), p, at<const float>(x), ldx, batch, at<float>(y), finish, threads, Choice(choice));
     }
 
+    // `sizes`: kernel, stride, padding and dilation, each as a pair (y, x).
+    void conv_to(uintptr_t x, uintptr_t y, uintptr_t bias, uintptr_t scale, uintptr_t other, bool relu, int threads,
+                 int64_t batch, int64_t channels, int64_t height, int64_t width, uintptr_t sizes) const {
+        nb::gil_scoped_release release;
+        const int64_t *s = at<const int64_t>(sizes);
+        const Conv c = {batch, channels, height, width, s[0], s[1], s[2], s[3], s[4], s[5], s[6], s[7]};
+        const Finish finish = {at<const float>(bias), at<const float>(scale), at<const float>(other), relu};
+        conv(level(), p, c, at<const float>(x), at<float>(y), finish, threads);
+    }
+
     void dense_to(uintptr_t scale, uintptr_t out) const {
         nb::gil_scoped_release release;
         unpack(p, at<const float>(scale), at<float>(out));
@@ -110,6 +120,7 @@ NB_MODULE(_kernels, m) {
     nb::class_<Layer>(m, "Layer")
         .def(nb::init<int64_t, int64_t, int64_t, int, uintptr_t, uintptr_t, uintptr_t, uintptr_t>())
         .def("linear", &Layer::linear_to)
+        .def("conv", &Layer::conv_to)
         .def("dense", &Layer::dense_to)
         .def("problem", &Layer::problem);
     nb::class_<Packing>(m, "Packing")

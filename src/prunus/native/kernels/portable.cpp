@@ -27,6 +27,20 @@ inline vec fma(vec a, vec b, vec c) {
     for (int i = 0; i < W; ++i) v.at[i] = a.at[i] * b.at[i] + c.at[i];
     return v;
 }
+inline vec add(vec a, vec b) {
+    vec v;
+    for (int i = 0; i < W; ++i) v.at[i] = a.at[i] + b.at[i];
+    return v;
+}
+inline vec all(float value) {
+    vec v;
+    for (int i = 0; i < W; ++i) v.at[i] = value;
+    return v;
+}
+inline vec positive(vec v) {
+    for (int i = 0; i < W; ++i) v.at[i] = v.at[i] < 0.0f ? 0.0f : v.at[i];
+    return v;
+}
 
 // out[i] = base + ((packet[i] >> shift) & mask) * stride for sixteen lanes.
 inline void place(const uint8_t *packet, int shift, uint32_t mask, uint32_t stride, uint32_t base, uint32_t *out) {
@@ -84,8 +98,8 @@ void permute_kernel(const Packed &p, int64_t group, const float *x, int64_t ldx,
 }  // namespace
 
 const Level &portable_level() {
-    static constexpr Level level = {"portable", W, 4, 3, tile_kernel, decode_offsets, 0, nullptr,
-                                    permute_kernel, to_tile, from_tile, finish_row};
+    static constexpr Level level = {"portable", W, 4, 3, tile_kernel, decode_offsets, decode_values, 0, nullptr,
+                                    permute_kernel, to_tile, from_tile, finish_tile};
     return level;
 }
 

@@ -37,10 +37,9 @@ inline void rows_kernel(const float *x, const uint32_t *offsets, const float *va
 }
 
 template <int R, int V>
-inline void group_kernel(const Tile &t, const uint32_t *offsets, const float *values) {
+inline void group_kernel(const Tile &t) {
     constexpr int64_t ld = int64_t(V) * W;
-    for (int64_t r = 0; r < t.rows; r += R)
-        rows_kernel<R, V>(t.x, offsets + r, values + r, t.last - t.first, t.acc + r * ld);
+    for (int64_t r = 0; r < t.rows; r += R) rows_kernel<R, V>(t.x, t.offsets + r, t.values + r, t.slots, t.acc + r * ld);
 }
 
 void decode_offsets(const Packed &p, const Columns &c, int64_t group, int64_t first, int64_t last, uint32_t *out) {
@@ -60,40 +59,48 @@ void decode_offsets(const Packed &p, const Columns &c, int64_t group, int64_t fi
     }
 }
 
-inline const float *decode_values(const Packed &p, const Tile &t) {
-    const int64_t first = (p.slot_start[t.group] + t.first) * lanes, count = (t.last - t.first) * lanes;
-    if (p.kind == Values::f32) return static_cast<const float *>(p.values) + first;
-    uint32_t *bits = reinterpret_cast<uint32_t *>(t.decoded);
+const float *decode_values(const Packed &p, int64_t group, int64_t first, int64_t last, float *out) {
+    const int64_t from = (p.slot_start[group] + first) * lanes, count = (last - first) * lanes;
+    if (p.kind == Values::f32) return static_cast<const float *>(p.values) + from;
     if (p.kind == Values::bf16) {
-        const uint16_t *from = static_cast<const uint16_t *>(p.values) + first;
-        for (int64_t i = 0; i < count; ++i) bits[i] = uint32_t(from[i]) << 16;
+        uint32_t *bits = reinterpret_cast<uint32_t *>(out);
+        const uint16_t *half = static_cast<const uint16_t *>(p.values) + from;
+        for (int64_t i = 0; i < count; ++i) bits[i] = uint32_t(half[i]) << 16;
     } else {
-        const int8_t *from = static_cast<const int8_t *>(p.values) + first;
-        for (int64_t i = 0; i < count; ++i) t.decoded[i] = float(from[i]);
+        const int8_t *byte = static_cast<const int8_t *>(p.values) + from;
+        for (int64_t i = 0; i < count; ++i) out[i] = float(byte[i]);
     }
-    return t.decoded;
+    return out;
 }
 
-void tile_kernel(const Packed &p, const Tile &t) {
-    if (t.last <= t.first) return;
-    const float *values = decode_values(p, t);
+void tile_kernel(const Tile &t) {
     switch (t.vectors) {
-        case 1: return group_kernel<8, 1>(t, t.offsets, values);
-        case 2: return group_kernel<4, 2>(t, t.offsets, values);
-        case 3: return group_kernel<4, 3>(t, t.offsets, values);
-        case 4: return group_kernel<2, 4>(t, t.offsets, values);
-        case 5: return group_kernel<2, 5>(t, t.offsets, values);
-        default: return group_kernel<2, 6>(t, t.offsets, values);
+        case 1: return group_kernel<8, 1>(t);
+        case 2: return group_kernel<4, 2>(t);
+        case 3: return group_kernel<4, 3>(t);
+        default: return group_kernel<2, 4>(t);
     }
 }
 
-// out = act(acc * scale + bias + other), over one row of a tile; `other` may be null.
-void finish_row(const float *acc, int64_t count, float scale, float bias, const float *other, bool relu, float *out) {
-    if (other) {
-        for (int64_t i = 0; i < count; ++i) out[i] = acc[i] * scale + bias + other[i];
-    } else {
-        for (int64_t i = 0; i < count; ++i) out[i] = acc[i] * scale + bias;
+void finish_tile(const Ending &e) {
+    for (int64_t r = 0; r < e.rows; ++r) {
+        const float scale = e.scale ? e.scale[r] : 1.0f, bias = e.bias ? e.bias[r] : 0.0f;
+        const vec scales = all(scale), biases = all(bias);
+        for (const Run *run = e.runs; run < e.runs + e.count; ++run) {
+            const float *acc = e.acc + r * e.ld + run->from;
+            float *out = e.out + r * e.plane + run->to;
+            const float *other = e.other ? e.other + r * e.plane + run->to : nullptr;
+            int64_t i = 0;
+            for (; i + W <= run->count; i += W) {
+                vec v = fma(load(acc + i), scales, biases);
+                if (other) v = add(v, load(other + i));
+                store(out + i, e.relu ? positive(v) : v);
+            }
+            for (; i < run->count; ++i) {
+                float v = acc[i] * scale + bias;
+                if (other) v += other[i];
+                out[i] = e.relu && v < 0.0f ? 0.0f : v;  // keeps NaN, as torch does
+            }
+        }
     }
-    if (relu)
-        for (int64_t i = 0; i < count; ++i) out[i] = out[i] < 0.0f ? 0.0f : out[i];  // keeps NaN, as torch does
 }
