@@ -383,26 +383,29 @@ def _drop_in_equal_banks(scores: Tensor, drops: Sequence[int], bank: int, absolu
     for start in range(0, rows, step):
         chunk = scores[start : start + step].detach().to(wide)
         chunk = (chunk.abs() if absolute else chunk).reshape(-1, len(drops), bank)
-        _refuse_nan(chunk)
         ascending = _sorted_columns(chunk)
+        _refuse_nan(ascending[-1])  # NaN is carried to the end
         limit = torch.full(chunk.shape[:2], -math.inf, dtype=wide, device=chunk.device)
+        tied = (wanted == 0).expand_as(limit)  # where nothing goes, -Inf stays too
         for drop in set(drops) - {0}:
-            limit = torch.where(wanted == drop, ascending[drop - 1], limit)
+            here = wanted == drop
+            limit = torch.where(here, ascending[drop - 1], limit)
+            if drop < bank:
+                tied = tied | (here & (ascending[drop - 1] == ascending[drop]))
         kept = chunk > limit.unsqueeze(2)
-        kept |= (wanted == 0).unsqueeze(1)  # where nothing goes, -Inf stays too
-        _keep_ties(chunk, limit, kept, bank - wanted)
+        _settle_ties(chunk, limit, kept, bank - wanted, tied)
         mask[start : start + step] = kept.view(-1, columns)
 
 
-def _keep_ties(chunk: Tensor, limit: Tensor, kept: Tensor, keep: Tensor) -> None:
-    """Where more than one score equals the limit of its bank, keep the last of them until `keep` are kept."""
-    missing = keep - kept.sum(2)
-    where = missing.nonzero(as_tuple=True)
+def _settle_ties(chunk: Tensor, limit: Tensor, kept: Tensor, keep: Tensor, tied: Tensor) -> None:
+    """In the banks marked in `tied` (rows, banks), keep the last scores equal to the limit until `keep` are kept."""
+    where = tied.nonzero(as_tuple=True)
     if where[0].numel() == 0:
         return
+    missing = keep[where[1]] - kept[where].sum(1)
     equal = chunk[where] == limit[where].unsqueeze(1)
     later = equal.flip(1).cumsum(1).flip(1)  # this one and the equal ones after it
-    kept[where] |= equal & (later <= missing[where].unsqueeze(1))
+    kept[where] |= equal & (later <= missing.unsqueeze(1))
 
 
 def _sorted_columns(chunk: Tensor) -> list[Tensor]:
