@@ -8,20 +8,27 @@ Every run is the same loop with other callbacks; see `loop.py`, which is short.
 
 from __future__ import annotations
 
+from prunus.training.gradual import GradualOptions, Regrowth, prune_gradually
 from prunus.training.history import Callback, History, Record
 from prunus.training.loop import Run, fit
+from prunus.training.lottery import ImpOptions, Level, imp, random_ticket
 from prunus.training.objective import accuracy, evaluate
 from prunus.training.popup import TicketOptions
 from prunus.training.ramps import Ramp
+from prunus.training.rescaling import recalibrate, rescaled
 from prunus.training.settings import FitConfig, Schedule
 from prunus.training.tickets import Ticket, find_ticket
 
 __all__ = [
     "Callback",
     "FitConfig",
+    "GradualOptions",
     "History",
+    "ImpOptions",
+    "Level",
     "Ramp",
     "Record",
+    "Regrowth",
     "Run",
     "Schedule",
     "Ticket",
@@ -30,4 +37,9 @@ __all__ = [
     "evaluate",
     "find_ticket",
     "fit",
+    "imp",
+    "prune_gradually",
+    "random_ticket",
+    "recalibrate",
+    "rescaled",
 ]

@@ -72,7 +72,8 @@ class Run:
     """One training run. `fit` makes one; tickets and gradual pruning make one with their own callbacks.
 
     `parameters` are what the optimizer moves (all that require a gradient, unless given); `start` is the step the run
-    begins at, on the schedule of the whole length (rewinding); `about` is anything else a resumed run must agree on.
+    begins at and `stop` the one it ends before, on the schedule of the whole length (rewinding); `about` is anything
+    else a resumed run must agree on.
     """
 
     model: nn.Module
@@ -84,6 +85,7 @@ class Run:
     parameters: Sequence[nn.Parameter] | None = None
     callbacks: Sequence[Callback] = ()
     start: int = 0
+    stop: int | None = None
     about: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -117,6 +119,11 @@ class Run:
         """The epoch of the current step, from 0."""
         return self.step // self.per_epoch
 
+    @property
+    def last(self) -> int:
+        """The number of steps after which this run ends."""
+        return self.total if self.stop is None else min(self.stop, self.total)
+
     # ------------------------------------------------------------------------------------------------------------ loop
 
     def train(self) -> History:
@@ -137,7 +144,7 @@ class Run:
             for hook in self.hooks:
                 hook.start(self)
             display = stack.enter_context(_display(self))
-            while self.step < self.total:
+            while self.step < self.last:
                 self._epoch(display)
             self._save(force=True)
         return self.history
@@ -154,7 +161,7 @@ class Run:
             self.hold = None
 
     def _epoch(self, display: Any) -> None:
-        end = min(self.total, (self.epoch + 1) * self.per_epoch)
+        end = min(self.last, (self.epoch + 1) * self.per_epoch)
         for inputs, labels, share in self.batches.from_step(self.step, self.rank, self.world):
             began = time.perf_counter()
             self._step(inputs.to(self.device), labels.to(self.device), share)

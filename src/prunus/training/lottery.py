@@ -1,0 +1,226 @@
+"""Iterative magnitude pruning with rewinding (ledger I-6), and the controls that say whether a ticket is special."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+from prunus.contract import Duration, Masks, whole
+from prunus.errors import BadInput, UnknownName
+from prunus.pruning import find_masks
+from prunus.select import drop_smallest
+from prunus.training.batches import derive, generator
+from prunus.training.history import History
+from prunus.training.loop import Run
+from prunus.training.settings import FitConfig
+
+CONTROLS = ("shuffle-layers", "shuffle-global", "reinitialise")
+PLANNED = ("certified", "statistical")
+
+
+@dataclass(frozen=True)
+class ImpOptions:
+    """What else decides the levels.
+
+    allocation: remove the smallest weights over all layers ("global") or in each layer ("uniform").
+    exclude: names and globs that are never pruned.
+    controls: trained beside each level at the same density: masks shuffled inside each layer ("shuffle-layers") or over
+        all ("shuffle-global"), or the same masks with each layer's initial weights permuted ("reinitialise").
+    domain, error: for fraction="certified" or "statistical": how far the pruned network may be from the trained one of
+        each round, and on which inputs (`prunus.Ball(1.0)`, `prunus.Samples(points)`).
+    """
+
+    allocation: str = "global"
+    exclude: tuple[str, ...] = ()
+    controls: tuple[str, ...] = ()
+    domain: Any = None
+    error: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.allocation not in ("global", "uniform"):
+            raise UnknownName("allocation for iterative pruning", self.allocation, ("global", "uniform"))
+        for control in self.controls:
+            if control not in CONTROLS:
+                raise UnknownName("control", control, CONTROLS)
+
+
+@dataclass
+class Level:
+    """One round: the trained `model` with zeros in place, its `masks`, the `history`, and those of the controls."""
+
+    index: int
+    model: nn.Module
+    masks: Masks
+    history: History
+    controls: dict[str, History] = field(default_factory=dict)
+
+    @property
+    def density(self) -> float:
+        """The part of the prunable weights that is left."""
+        return 1.0 - self.masks.sparsity
+
+    def to_dict(self) -> dict[str, Any]:
+        """The outcome as plain JSON."""
+        last = self.history[-1]
+        found: dict[str, Any] = {"level": self.index, "density": self.density, "loss": last.loss}
+        found |= {"accuracy": last.accuracy, "test_accuracy": last.test_accuracy}
+        return found | {name: history[-1].test_accuracy for name, history in self.controls.items()}
+
+
+def imp(
+    model: nn.Module,
+    data: Dataset,
+    rounds: int = 9,
+    fraction: float | str = 0.2,
+    rewind: str | Duration = "0ep",
+    length: str | Duration = "10ep",
+    test: Dataset | None = None,
+    *,
+    config: FitConfig | None = None,
+    options: ImpOptions | None = None,
+) -> list[Level]:
+    """Train, remove the smallest weights, rewind the rest to their values at `rewind`, and again; `model` is untouched.
+
+    Level 0 is dense; each of the `rounds` removes round(`fraction` x what is left), ties by position, and its masks lie
+    inside the ones before. Training goes from the rewinding point to `length` on the schedule of the whole run, with a
+    fresh optimizer. With `config.folder` every level keeps its own checkpoints, and `config.resume` goes on where it
+    stopped. fraction="certified" or "statistical" lets `prunus.plan` choose how much each round removes.
+    """
+    config, options = config or FitConfig(), options or ImpOptions()
+    _check(rounds, fraction, options)
+    job = _Job(model, data, length, test, config, options, fraction)
+    job.rewind_to(rewind)
+    masks = find_masks(model, 0.0, exclude=options.exclude)
+    levels: list[Level] = []
+    for index in range(rounds + 1):
+        trained, history = job.train(f"level-{index:02d}", masks)
+        controls = {name: job.control(name, index, masks) for name in options.controls if index}
+        levels.append(Level(index, trained, masks, history, controls))
+        if index < rounds:
+            masks = job.smaller(trained, masks)
+    return levels
+
+
+def _check(rounds: int, fraction: float | str, options: ImpOptions) -> None:
+    if isinstance(rounds, bool) or not isinstance(rounds, int) or rounds < 0:
+        raise BadInput(f"rounds is {rounds!r}; it counts the prunings and must be a whole number of at least 0.")
+    if isinstance(fraction, str):
+        if fraction not in PLANNED:
+            raise UnknownName("way to choose the fraction", fraction, PLANNED)
+        if options.domain is None or options.error is None:
+            raise BadInput(
+                f"fraction={fraction!r} needs the inputs and the error that are allowed: give "
+                "ImpOptions(domain=prunus.Ball(1.0), error=0.1)."
+            )
+    elif not 0.0 < fraction < 1.0:
+        raise BadInput(f"fraction is {fraction!r}; the part removed in a round must lie in (0, 1).")
+
+
+@dataclass
+class _Job:
+    """What all levels of one call share."""
+
+    model: nn.Module
+    data: Dataset
+    length: str | Duration
+    test: Dataset | None
+    config: FitConfig
+    options: ImpOptions
+    fraction: float | str
+    start: int = 0
+    state: dict[str, Tensor] = field(default_factory=dict)
+
+    def _config(self, place: str) -> FitConfig:
+        if self.config.folder is None:
+            return self.config
+        return self.config.replace(folder=Path(self.config.folder) / place)
+
+    def rewind_to(self, point: str | Duration) -> None:
+        """Train the dense network up to the rewinding point and remember its state."""
+        copied = copy.deepcopy(self.model)
+        run = Run(copied, self.data, self.length, self._config("rewind"), about={"part": "rewind", "to": str(point)})
+        self.start = Duration.parse(point).steps(run.per_epoch)
+        if self.start >= run.total:
+            raise BadInput(f"rewind={str(point)!r} lies at or after the end of training ({self.length}): choose less.")
+        if self.start:
+            run.stop = self.start
+            run.train()
+        self.state = {name: value.clone() for name, value in copied.state_dict().items()}
+
+    def train(self, place: str, masks: Masks, state: Mapping[str, Tensor] | None = None) -> tuple[nn.Module, History]:
+        """A copy rewound and trained under `masks`."""
+        copied = copy.deepcopy(self.model)
+        copied.load_state_dict(dict(state or self.state))
+        about = {"part": place.split("-")[0]}
+        run = Run(copied, self.data, self.length, self._config(place), masks, self.test, start=self.start, about=about)
+        return copied, run.train()
+
+    def smaller(self, trained: nn.Module, masks: Masks) -> Masks:
+        """The masks of the next level, inside `masks`."""
+        if isinstance(self.fraction, str):
+            return self._planned(trained, masks)
+        named = masks.parameters_of(trained).items()
+        sizes = {name: p.detach().abs().masked_fill(~masks[name], -1.0) for name, p in named}
+        rows = {row.name: row for row in masks.layers}
+        if self.options.allocation == "uniform":
+            counts = {n: row.total - row.kept + whole(self.fraction, row.kept) for n, row in rows.items()}
+            found = {n: drop_smallest(sizes[n], counts[n]) for n in sizes}
+        else:
+            kept = sum(row.kept for row in rows.values())
+            gone = sum(row.total for row in rows.values()) - kept
+            found = dict(zip(sizes, drop_smallest(list(sizes.values()), gone + whole(self.fraction, kept))))
+        _require_filled(found)
+        return Masks.adopt(found, {"from": "imp", "fraction": self.fraction})
+
+    def _planned(self, trained: nn.Module, masks: Masks) -> Masks:
+        """What `prunus.plan` allows for the trained network of this round; what is gone stays gone."""
+        # By name: certificates and training stand side by side, and only this option joins them.
+        plan = importlib.import_module("prunus.certificates").plan
+        training = trained.training
+        trained.eval()
+        options: dict[str, Any] = {"error": self.options.error, "exclude": self.options.exclude}
+        if self.fraction == "statistical":
+            options["method"] = "statistical"
+        found = plan(trained, self.options.domain, **options)
+        trained.train(training)
+        joint = {name: mask & found.masks[name] if name in found.masks else mask for name, mask in masks.items()}
+        _require_filled(joint)
+        return Masks.adopt(joint, {"from": "imp", "fraction": self.fraction, "error": self.options.error})
+
+    def control(self, name: str, index: int, masks: Masks) -> History:
+        """The history of a random ticket of the same density."""
+        source = generator(self.config.seed, "control", name, index)
+        state: Mapping[str, Tensor] | None = None
+        if name == "reinitialise":
+            state = {key: _permuted(value, source) if key in masks else value for key, value in self.state.items()}
+        elif name == "shuffle-layers":
+            masks = Masks.adopt({key: _permuted(mask, source) for key, mask in masks.items()})
+        else:
+            flat = _permuted(torch.cat([mask.reshape(-1) for mask in masks.values()]), source)
+            parts = flat.split([mask.numel() for mask in masks.values()])
+            masks = Masks.adopt({key: part.view_as(masks[key]).clone() for key, part in zip(masks, parts)})
+        return self.train(f"control-{index:02d}-{name}", masks, state)[1]
+
+
+def _permuted(tensor: Tensor, source: torch.Generator) -> Tensor:
+    order = torch.randperm(tensor.numel(), generator=source).to(tensor.device)
+    return tensor.reshape(-1)[order].reshape(tensor.shape)
+
+
+def _require_filled(masks: Mapping[str, Tensor]) -> None:
+    for name, mask in masks.items():
+        if not bool(mask.any()):
+            raise BadInput(f"This pruning would leave no weight in {name}: use fewer rounds, or exclude that layer.")
+
+
+def random_ticket(model: nn.Module, sparsity: float, seed: int = 0, exclude: tuple[str, ...] = ()) -> Masks:
+    """Uniformly random masks of exactly this sparsity in every layer: pruning at initialisation without a score."""
+    return find_masks(model, sparsity, score="random", exclude=exclude, seed=derive(seed, "random ticket") >> 32)
