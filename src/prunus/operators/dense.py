@@ -29,7 +29,7 @@ def matrix_norm(matrix: Tensor) -> float:
     if min(matrix.shape) > _FULL_SIZE:
         return gram_norm(matrix, iterations=20)
     tall = matrix if matrix.shape[0] >= matrix.shape[1] else matrix.T
-    if tall.shape[0] > 4 * tall.shape[1]:
+    if tall.shape[0] > 2 * tall.shape[1] or tall.shape[1] > 48:
         scale = float(tall.abs().max())
         tall = tall / scale
         top = float(torch.linalg.eigvalsh(tall.T @ tall)[-1])

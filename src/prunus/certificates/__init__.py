@@ -1,0 +1,49 @@
+"""How far a pruned network can be from the original: certificates, attacks, statistics and plans.
+
+    cert = prunus.certify(model, masks, prunus.Ball(radius=1.0))
+    cert.bound, cert.attained, cert.method          # both sides, and which method won
+
+The graph of a network is read into pieces (`pieces`), one rule for each operation (`rules`). Methods: the layer
+recursion (`sizes`), norms of products (`products`), intervals of the difference (`intervals`), linear relaxation
+(`relaxation`).
+"""
+
+from __future__ import annotations
+
+from prunus.certificates._attack import AttackSettings, Attained, ascend
+from prunus.certificates._certify import METHODS, Bounds, CertifyOptions, certify, verify
+from prunus.certificates.certificate import Certificate, CertifiedLayer, hash_model
+from prunus.certificates.domains import Ball, Box, Samples
+from prunus.certificates.graph import Pair, read_pair
+from prunus.certificates.linear_rules import convolution, diagonal, linear
+from prunus.certificates.pieces import Affine, Elementwise, Join, Lipschitz
+from prunus.certificates.rules import Call, register_rule, unregister_rule
+
+__all__ = [
+    "METHODS",
+    "Affine",
+    "AttackSettings",
+    "Attained",
+    "Ball",
+    "Bounds",
+    "Box",
+    "Call",
+    "Certificate",
+    "CertifiedLayer",
+    "CertifyOptions",
+    "Elementwise",
+    "Join",
+    "Lipschitz",
+    "Pair",
+    "Samples",
+    "ascend",
+    "certify",
+    "convolution",
+    "diagonal",
+    "hash_model",
+    "linear",
+    "read_pair",
+    "register_rule",
+    "unregister_rule",
+    "verify",
+]

@@ -1,0 +1,112 @@
+"""The other side of a certificate (ledger P-29): an input at which the networks really differ that much."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from prunus.certificates.domains import Region
+from prunus.certificates.graph import Pair
+from prunus.errors import BadInput
+
+
+@dataclass(frozen=True)
+class AttackSettings:
+    """Projected gradient ascent: starts in all, steps of each, and the first step as a part of the radius."""
+
+    starts: int = 48
+    steps: int = 120
+    first_step: float = 0.3
+    last_step: float = 0.01
+
+    def __post_init__(self) -> None:
+        if self.starts < 1 or self.steps < 0:
+            raise BadInput("An attack needs at least one start, and no negative number of steps.")
+
+
+@dataclass(frozen=True, eq=False)
+class Attained:
+    """The largest distance found, evaluated in float64, and where; `each` is the best per centre (points,)."""
+
+    distance: float
+    witness: Tensor
+    each: Tensor
+
+
+def ascend(
+    pair: Pair, region: Region, settings: AttackSettings | None = None, seed: int = 0, extra: Tensor | None = None
+) -> Attained:
+    """Climb `||f(x) - F(x)||` from the centres, from random points of the region, and from `extra` starts (n, *shape).
+
+    The ascent runs in float32; every point it visits last or finds best is evaluated again in float64, inside the
+    region, so the result is a lower bound whatever the ascent did.
+    """
+    settings = settings or AttackSettings()
+    centres, starts = _starts(region, settings, seed, extra)
+    if region.radius == 0.0:
+        return _evaluated(pair, region, region.centres, torch.arange(region.points))
+    owners = torch.arange(centres.shape[0]) % region.points
+    found = []
+    for begin in range(0, starts.shape[0], 64):
+        rows = slice(begin, begin + 64)
+        found.append(_climb(pair.to(torch.float32), region, centres[rows], starts[rows], settings))
+    return _evaluated(pair, region, torch.cat(found), owners)
+
+
+def _starts(region: Region, settings: AttackSettings, seed: int, extra: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Start number i belongs to centre i modulo the number of centres; the first round starts near the centres."""
+    rounds = max(1, math.ceil(settings.starts / region.points))
+    centres = region.centres.repeat(rounds, *[1] * (region.centres.ndim - 1))
+    generator = torch.Generator().manual_seed(seed)
+    noise = torch.randn(centres.shape, dtype=torch.float64, generator=generator)
+    if region.half is not None:
+        starts = region.project(centres + 2 * noise * region.half, centres)
+    else:
+        length = torch.linalg.vector_norm(noise.flatten(1), dim=1).reshape(-1, *[1] * (noise.ndim - 1))
+        starts = centres + region.radius * noise / length.clamp_min(1e-300)
+    if extra is not None and region.points == 1:
+        given = extra.detach().double().cpu()
+        around = region.centres.expand_as(given)
+        starts = torch.cat([starts, region.project(given, around)])
+        centres = torch.cat([centres, around])
+    return centres, starts
+
+
+def _climb(pair: Pair, region: Region, centres: Tensor, starts: Tensor, settings: AttackSettings) -> Tensor:
+    """The best input of every start; positions stay in float64, only the gradient is taken in float32."""
+    place, best = starts.clone(), starts.clone()
+    record = torch.full((starts.shape[0],), -1.0)
+    for number in range(settings.steps + 1):
+        leaf = place.float().requires_grad_()
+        one, two = pair.outputs(leaf)
+        distance = (two - one).square().sum(1)
+        better = distance.detach() > record
+        record = torch.where(better, distance.detach(), record)
+        best[better] = place[better]
+        if number == settings.steps:
+            break
+        (gradient,) = torch.autograd.grad(distance.sum(), leaf)
+        part = number / max(1, settings.steps - 1)
+        size = settings.first_step * (settings.last_step / settings.first_step) ** part
+        place = region.project(place + _direction(gradient.double(), region) * size, centres)
+    return best
+
+
+def _direction(gradient: Tensor, region: Region) -> Tensor:
+    if region.half is not None:
+        return gradient.sign() * region.half
+    length = torch.linalg.vector_norm(gradient.flatten(1), dim=1).reshape(-1, *[1] * (gradient.ndim - 1))
+    return gradient / length.clamp_min(1e-300) * region.radius
+
+
+def _evaluated(pair: Pair, region: Region, inputs: Tensor, owners: Tensor) -> Attained:
+    with torch.no_grad():
+        one, two = pair.outputs(inputs)
+        distances = torch.linalg.vector_norm(two - one, dim=1)
+    each = torch.zeros(region.points, dtype=torch.float64)
+    each = each.scatter_reduce(0, owners, distances, "amax")
+    top = int(distances.argmax())
+    return Attained(float(distances[top]), inputs[top].clone(), each)

@@ -1,0 +1,144 @@
+"""Activations as `Elementwise` pieces: values, derivatives, and where these turn."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from prunus.certificates.pieces import Elementwise
+
+# Where silu' and gelu' take their extremes, and where silu and gelu take their minimum (roots of the derivatives).
+_SILU_BEND, _SILU_TURN = 2.3993572805154, -1.2784645427610738
+_GELU_BEND, _GELU_TURN = math.sqrt(2.0), -0.7517915246935645
+
+
+def relu() -> Elementwise:
+    return _kinked("relu", 0.0, torch.relu)
+
+
+def leaky_relu(slope: float = 0.01) -> Elementwise:
+    return _kinked("leaky_relu", slope, lambda x: functional.leaky_relu(x, slope))
+
+
+def _kinked(kind: str, slope: float, function: Callable[[Tensor], Tensor]) -> Elementwise:
+    def derivative(x: Tensor) -> Tensor:
+        # At the kink itself the two ends look to their own sides, which `Elementwise.slopes` handles.
+        return torch.where(x > 0, 1.0, torch.where(x < 0, slope, min(1.0, max(slope, 0.0)))).to(x.dtype)
+
+    return Elementwise(
+        kind,
+        function,
+        derivative,
+        max(1.0, abs(slope)),
+        turns=(0.0,) if slope < 0 else (),
+        kinks=((0.0, slope, 1.0),),
+        settings=(slope,),
+    )
+
+
+def relu6() -> Elementwise:
+    """Two kinks: between them the slope is 1, outside 0."""
+
+    def derivative(x: Tensor) -> Tensor:
+        return ((x >= 0) & (x <= 6)).to(x.dtype)
+
+    return Elementwise("relu6", functional.relu6, derivative, 1.0, kinks=((0.0, 0.0, 1.0), (6.0, 1.0, 0.0)))
+
+
+def elu(alpha: float = 1.0) -> Elementwise:
+    def derivative(x: Tensor) -> Tensor:
+        return torch.where(x > 0, torch.ones_like(x), alpha * torch.exp(x.clamp_max(0.0)))
+
+    return Elementwise(
+        "elu",
+        lambda x: functional.elu(x, alpha),
+        derivative,
+        max(1.0, abs(alpha)),
+        turns=(0.0,) if alpha < 0 else (),
+        bends=(0.0,),
+        kinks=((0.0, alpha, 1.0),),
+        settings=(alpha,),
+    )
+
+
+def tanh() -> Elementwise:
+    return Elementwise("tanh", torch.tanh, lambda x: 1 - torch.tanh(x).square(), 1.0, bends=(0.0,))
+
+
+def sigmoid() -> Elementwise:
+    def derivative(x: Tensor) -> Tensor:
+        s = torch.sigmoid(x)
+        return s * (1 - s)
+
+    return Elementwise("sigmoid", torch.sigmoid, derivative, 0.25, bends=(0.0,))
+
+
+def softplus() -> Elementwise:
+    return Elementwise("softplus", functional.softplus, torch.sigmoid, 1.0, bends=(0.0,))
+
+
+def silu() -> Elementwise:
+    def derivative(x: Tensor) -> Tensor:
+        s = torch.sigmoid(x)
+        return s * (1 + x * (1 - s))
+
+    return Elementwise(
+        "silu", functional.silu, derivative, 1.09984, turns=(_SILU_TURN,), bends=(-_SILU_BEND, _SILU_BEND)
+    )
+
+
+def gelu(approximate: str = "none") -> Elementwise:
+    """Both forms; the derivative of the tanh form is bent within 1e-2 of the exact form's points: see `_near`."""
+    if approximate == "tanh":
+        return _near("gelu", lambda x: functional.gelu(x, approximate="tanh"), ("tanh",))
+
+    def derivative(x: Tensor) -> Tensor:
+        density = torch.exp(-x.square() / 2) / math.sqrt(2 * math.pi)
+        return 0.5 * torch.erfc(-x / math.sqrt(2.0)) + x * density
+
+    return Elementwise(
+        "gelu", functional.gelu, derivative, 1.12905, turns=(_GELU_TURN,), bends=(-_GELU_BEND, _GELU_BEND)
+    )
+
+
+def _near(kind: str, function: Callable[[Tensor], Tensor], settings: tuple[str, ...]) -> Elementwise:
+    scale, cubic = math.sqrt(2.0 / math.pi), 0.044715
+
+    def derivative(x: Tensor) -> Tensor:
+        inner = torch.tanh(scale * (x + cubic * x**3))
+        return 0.5 * (1 + inner) + 0.5 * x * (1 - inner.square()) * scale * (1 + 3 * cubic * x.square())
+
+    bend = _bisect(lambda z: _difference(derivative, z), 1.0, 2.0)
+    turn = _bisect(lambda z: float(derivative(torch.tensor(z, dtype=torch.float64))), -1.0, -0.5)
+    top = float(derivative(torch.tensor(bend, dtype=torch.float64))) * (1 + 1e-6)
+    return Elementwise(
+        kind,
+        function,
+        derivative,
+        top,
+        turns=(turn,),
+        bends=(-bend, bend),
+        settings=settings,
+    )
+
+
+def _difference(derivative: Callable[[Tensor], Tensor], z: float, step: float = 1e-5) -> float:
+    points = torch.tensor([z - step, z + step], dtype=torch.float64)
+    left, right = derivative(points).tolist()
+    return float(right - left)
+
+
+def _bisect(function: Callable[[float], float], low: float, high: float) -> float:
+    """A root by bisection; the sign changes once on the interval."""
+    start = function(low) > 0
+    for _ in range(60):
+        middle = (low + high) / 2
+        if (function(middle) > 0) == start:
+            low = middle
+        else:
+            high = middle
+    return (low + high) / 2

@@ -1,0 +1,176 @@
+"""What a certificate says, and how it is kept: JSON with the hashes of both networks, so that others can check it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from prunus import __version__
+from prunus.certificates.domains import Domain, restore
+from prunus.errors import BadFile
+from prunus.files import replace_json
+
+_FORMAT = "prunus-certificate-1"
+
+
+@dataclass(frozen=True)
+class CertifiedLayer:
+    """One linear layer: norms of the original, pruned and removed operator, and its share of the recursion's error."""
+
+    name: str
+    kind: str
+    norm: float
+    pruned_norm: float
+    removed_norm: float
+    share: float
+
+
+@dataclass(frozen=True, eq=False)
+class Certificate:
+    """`bound`: no input of the domain makes the outputs differ by more in the 2-norm; `attained`: one does by so much.
+
+    `methods` holds every method's own bound (infinite where it did not finish), `method` the one that decided at the
+    worst point. `rounding` is the part of the bound that covers float32 (or whatever the networks run in). `vacuous`
+    says that the bound is no better than the sum of the two networks' own sizes. `loss_bound` bounds the change of the
+    cross-entropy (ledger P-35), None where the network ends in probabilities. `each` has the bound of every point.
+    """
+
+    bound: float
+    method: str
+    methods: Mapping[str, float]
+    rounding: float
+    sizes: float
+    layers: tuple[CertifiedLayer, ...]
+    domain: Domain
+    hashes: tuple[str, str]
+    each: tuple[float, ...] = ()
+    attained: float | None = None
+    witness: torch.Tensor | None = None
+    logits: bool = True
+    seed: int = 0
+    seconds: float = 0.0
+    notes: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def tightness(self) -> float | None:
+        """bound / attained: 1 is perfect; infinite where nothing was attained but the bound is positive."""
+        if self.attained is None:
+            return None
+        if self.attained == 0.0:
+            return 1.0 if self.bound == 0.0 else math.inf
+        return self.bound / self.attained
+
+    @property
+    def vacuous(self) -> bool:
+        """Is the bound no better than the sum of the two networks' own sizes?"""
+        return self.bound > 0.0 and self.bound >= self.sizes
+
+    @property
+    def loss_bound(self) -> float | None:
+        """Largest change of the cross-entropy: sqrt(2) times the bound on the logits."""
+        return math.sqrt(2.0) * self.bound if self.logits else None
+
+    @property
+    def statement(self) -> str:
+        """The certificate in words."""
+        place = {"ball": "in the ball", "box": "in the box", "samples": "near the samples"}[
+            self.domain.describe()["kind"]
+        ]
+        words = f"No input {place} moves the output by more than {self.bound:.4g} ({self.method})"
+        if self.attained is not None:
+            words += f"; one moves it by {self.attained:.4g}"
+        return words + ("; this is vacuous: the networks' own sizes say as much." if self.vacuous else ".")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything but the witness as plain numbers, strings and lists."""
+        return {
+            "format": _FORMAT,
+            "bound": self.bound,
+            "attained": self.attained,
+            "tightness": _plain(self.tightness),
+            "method": self.method,
+            "methods": {name: _plain(value) for name, value in self.methods.items()},
+            "loss_bound": _plain(self.loss_bound),
+            "vacuous": self.vacuous,
+            "rounding": self.rounding,
+            "sizes": _plain(self.sizes),
+            "each": [_plain(value) for value in self.each],
+            "layers": [vars(layer) for layer in self.layers],
+            "domain": self.domain.describe(),
+            "models": {"original": self.hashes[0], "pruned": self.hashes[1]},
+            "logits": self.logits,
+            "seed": self.seed,
+            "seconds": self.seconds,
+            "notes": dict(self.notes),
+            "versions": {"prunus": __version__, "torch": torch.__version__, "python": platform.python_version()},
+        }
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write the certificate as JSON, in one piece."""
+        return replace_json(path, self.to_dict())
+
+    @staticmethod
+    def load(path: str | os.PathLike[str]) -> Certificate:
+        """Read what `save` wrote. This does not check it against models: see `prunus.certificates.verify`."""
+        try:
+            record = json.loads(Path(path).read_text("utf8"))
+            if record["format"] != _FORMAT:
+                raise KeyError("format")
+            return _restored(record)
+        except OSError as error:
+            raise BadFile(f"The certificate {path} cannot be read: {error.strerror}.") from None
+        except (ValueError, KeyError, TypeError) as error:
+            raise BadFile(
+                f"{path} is no certificate of Prunus or is damaged ({type(error).__name__}: {error})."
+            ) from None
+
+
+def _plain(value: float | None) -> float | str | None:
+    return "infinite" if value is not None and math.isinf(value) else value
+
+
+def _number(value: Any) -> float:
+    return math.inf if value == "infinite" else float(value)
+
+
+def _restored(record: Mapping[str, Any]) -> Certificate:
+    return Certificate(
+        bound=float(record["bound"]),
+        method=str(record["method"]),
+        methods={name: _number(value) for name, value in record["methods"].items()},
+        rounding=float(record["rounding"]),
+        sizes=_number(record["sizes"]),
+        layers=tuple(CertifiedLayer(**layer) for layer in record["layers"]),
+        domain=restore(record["domain"]),
+        hashes=(record["models"]["original"], record["models"]["pruned"]),
+        each=tuple(_number(value) for value in record["each"]),
+        attained=None if record["attained"] is None else float(record["attained"]),
+        logits=bool(record["logits"]),
+        seed=int(record["seed"]),
+        seconds=float(record["seconds"]),
+        notes=record["notes"],
+    )
+
+
+def hash_model(model: nn.Module) -> str:
+    """sha256 over names, types, shapes and bytes of everything in the state dict."""
+    digest = hashlib.sha256()
+    for name, value in sorted(model.state_dict().items()):
+        digest.update(f"{name}|".encode())
+        if isinstance(value, torch.Tensor):
+            tensor = value.detach().cpu().contiguous()
+            digest.update(f"{tensor.dtype}|{tuple(tensor.shape)}|".encode())
+            digest.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b"")
+        else:
+            digest.update(repr(value).encode())
+    return digest.hexdigest()

@@ -1,0 +1,150 @@
+"""What a network is made of, seen by a certificate: four kinds of pieces.
+
+A rule (`prunus.certificates.register_rule`) turns one operation of the graph into one of them. Values carry a batch
+dimension in front and are float64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Apply = Callable[[Any, Tensor], Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class Affine:
+    """`y = apply(weight, x) + bias`: linear in x, and in the weight where there is one.
+
+    norm(weight) bounds the 2-norm of the linear part from above; for operators without a weight (flatten, average
+    pooling) it is called with None, and their entries must not be negative. `terms` is the number of products summed
+    into one output. `settings` tells apart operators that the same weights would make different. `scaled` says how
+    the weight changes when every output channel (axis 1) is multiplied by a number: (weight, factors) -> weight.
+    """
+
+    kind: str
+    apply: Apply
+    norm: Callable[[Any], float]
+    weight: Tensor | None = None
+    bias: Tensor | None = None
+    terms: int = 1
+    settings: tuple[Any, ...] = ()
+    scaled: Callable[[Tensor, Tensor], Tensor] | None = None
+
+    def run(self, x: Tensor) -> Tensor:
+        y = self.apply(self.weight, x)
+        return y if self.bias is None else y + self.bias
+
+    def magnitude(self, x: Tensor) -> Tensor:
+        """The operator with the magnitudes of its entries, without bias."""
+        return self.apply(None if self.weight is None else self.weight.abs(), x)
+
+    def without_bias(self, weight: Tensor | None) -> Callable[[Tensor], Tensor]:
+        return lambda x: self.apply(weight, x)
+
+
+@dataclass(frozen=True, eq=False)
+class Join:
+    """A sum of values, or their concatenation along an axis (counted with the batch)."""
+
+    kind: str  # "sum" or "concatenation"
+    axis: int = 1
+    bias: Tensor | None = None
+
+    def run(self, values: list[Tensor]) -> Tensor:
+        if self.kind == "concatenation":
+            return torch.cat(values, dim=self.axis)
+        total = values[0]
+        for value in values[1:]:
+            total = total + value
+        return total
+
+
+@dataclass(frozen=True, eq=False)
+class Elementwise:
+    """A scalar function applied to every entry.
+
+    `derivative` may be one-sided at a kink. `turns` are the points where the derivative changes sign, `bends` those
+    where it stops rising or falling: on an interval, the function takes its extremes at the ends or at turns, the
+    derivative at the ends or at bends. `kinks` are jumps of the derivative, with both one-sided values.
+    """
+
+    kind: str
+    function: Callable[[Tensor], Tensor]
+    derivative: Callable[[Tensor], Tensor]
+    lipschitz: float
+    turns: tuple[float, ...] = ()
+    bends: tuple[float, ...] = ()
+    kinks: tuple[tuple[float, float, float], ...] = ()
+    settings: tuple[Any, ...] = ()
+
+    def run(self, x: Tensor) -> Tensor:
+        return self.function(x)
+
+    def values(self, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
+        """Bounds on the function over [low, high], entry by entry."""
+        at_low, at_high = self.function(low), self.function(high)
+        bottom, top = torch.minimum(at_low, at_high), torch.maximum(at_low, at_high)
+        for point in self.turns:
+            inside = (low < point) & (high > point)
+            value = self.function(torch.tensor(point, dtype=low.dtype))
+            bottom = torch.where(inside, torch.minimum(bottom, value), bottom)
+            top = torch.where(inside, torch.maximum(top, value), top)
+        return _outwards(bottom, top, exact=bool(self.kinks) and not self.bends)
+
+    def slopes(self, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
+        """Bounds on every difference quotient over [low, high], entry by entry."""
+        at_low, at_high = self.derivative(low), self.derivative(high)
+        bottom, top = torch.minimum(at_low, at_high), torch.maximum(at_low, at_high)
+        for point in self.bends:
+            inside = (low <= point) & (high >= point)
+            value = self.derivative(torch.tensor(point, dtype=low.dtype))
+            bottom = torch.where(inside, torch.minimum(bottom, value), bottom)
+            top = torch.where(inside, torch.maximum(top, value), top)
+        for point, left, right in self.kinks:
+            inside = (low < point) & (high > point)
+            bottom = torch.where(inside, bottom.clamp_max(min(left, right)), bottom)
+            top = torch.where(inside, top.clamp_min(max(left, right)), top)
+            # An end that touches the kink looks only to its own side.
+            top = torch.where((low == point) & (high > point), top.clamp_min(right), top)
+            bottom = torch.where((low == point) & (high > point), bottom.clamp_max(right), bottom)
+            top = torch.where((high == point) & (low < point), top.clamp_min(left), top)
+            bottom = torch.where((high == point) & (low < point), bottom.clamp_max(left), bottom)
+        return _outwards(bottom, top, exact=bool(self.kinks) and not self.bends)
+
+    @property
+    def piecewise_linear(self) -> bool:
+        """One kink and no curvature: ReLU and LeakyReLU."""
+        return len(self.kinks) == 1 and not self.bends
+
+
+def _outwards(bottom: Tensor, top: Tensor, exact: bool) -> tuple[Tensor, Tensor]:
+    if exact:
+        return bottom, top
+    return bottom - 1e-12 * (1 + bottom.abs()), top + 1e-12 * (1 + top.abs())
+
+
+@dataclass(frozen=True, eq=False)
+class Lipschitz:
+    """Any map with a Lipschitz constant in the 2-norm: max pooling, softmax, or one's own.
+
+    `bounds(low, high)` gives bounds on the output over a box of inputs where better ones are known than
+    centre +- constant * radius; `change(low, high)` bounds `f(x + d) - f(x)` for low <= d <= high in the same way.
+    """
+
+    kind: str
+    function: Callable[[Tensor], Tensor]
+    constant: float
+    bounds: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None
+    change: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None
+    settings: tuple[Any, ...] = field(default=())
+
+    def run(self, x: Tensor) -> Tensor:
+        return self.function(x)
+
+
+Piece = Affine | Join | Elementwise | Lipschitz
