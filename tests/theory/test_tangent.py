@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from prunus.errors import BadInput
 from prunus.theory import claims, tangent
+from prunus.theory.tangent._split import draw_network, split_backward
 from support.theory import agree, cases, checks_of, unchecked, verify
 
 quick = settings(max_examples=40, deadline=None, derandomize=True)
@@ -301,6 +302,44 @@ def test_moments_are_elementwise_and_dead_where_a_variance_is_zero():
     assert agree(list(result["ramp"]), [0.6089977810442293, 0.0, 0.0], 1e-12, 1e-15)
 
 
+def test_signs_are_checked_in_every_element():
+    for a, b in (([-1.0, 1.0], [1.0, 1.0]), ([1.0, 1.0], [1.0, -1.0])):
+        with pytest.raises(BadInput, match=r"at least 0, got -1\.0"):
+            tangent.relu_moments(a, b, 0.0)
+        with pytest.raises(BadInput, match=r"at least 0, got -1\.0"):
+            tangent.limiting_kernel(0.5, 1, a, b)
+    with pytest.raises(BadInput, match="covariance"):
+        tangent.relu_moments([1.0, 1.0], [1.0, 1.0], [0.0, -2.0])
+    with pytest.raises(BadInput, match=r"got 4\.0"):
+        tangent.limiting_kernel([0.1, 4.0, 0.2], 1)
+
+
+def test_split_leaves_nothing_across_where_the_fan_is_small():
+    # one kept input: the span of the masked activations is everything the row can reach
+    result = tangent.backward_split(1.0, 1, 1, 1.0, 1, seed=2)
+    assert result["across"] == pytest.approx(0.0, abs=1e-12)
+    assert result["along_norm"] ** 2 == pytest.approx(result["total"], rel=1e-9) or result["total"] == 0
+    assert tangent.backward_split(1.0, 2, 8, 0.5, 1) == tangent.backward_split(1.0, 2, 8, 0.5, 1, seed=0)
+    assert tangent.backward_split(1.0, 2, 8, 0.5, 1, seed=1) != tangent.backward_split(1.0, 2, 8, 0.5, 1, seed=0)
+
+
+def test_split_of_the_last_layer_by_hand():
+    # at the last hidden layer b is the masked head times the gate and sqrt(2 / width)
+    width, density = 6, 0.5
+    weights, masks = draw_network(2, 1, width, density, np.random.default_rng(9))
+    assert set(np.unique(masks[1])) <= {0.0, 1 / math.sqrt(density)}
+    assert (masks[0] == 1).all()
+    pair = np.array([[1.0, 0.0], [0.6, 0.8]])
+    split = split_backward(pair, weights, masks, 1)
+    gate = (pair @ weights[0].T > 0) * math.sqrt(2 / width)
+    head = weights[1] * masks[1]
+    assert np.allclose(split.whole, gate * head, atol=1e-14)
+    assert np.allclose(split.across + split.along, split.whole, atol=1e-12)
+    hidden = math.sqrt(2 / width) * np.maximum(pair @ weights[0].T, 0) * masks[1]
+    across = weights[1] - (weights[1] @ np.linalg.pinv(hidden)) @ hidden
+    assert np.allclose(split.across, gate * masks[1] * across, atol=1e-12)
+
+
 def test_single_precision_angles_and_correlations_are_clipped():
     assert tangent.limiting_kernel(np.float32(math.pi), 1)["limit"] == pytest.approx(0.0, abs=1e-12)
     assert tangent.relu_moments(1.0, 1.0, 1.0000005)["step"] == 1.0
@@ -412,6 +451,14 @@ def test_single_precision_angles_and_correlations_are_clipped():
         (lambda: tangent.forward_width_order(1, 0.5, 0.1, 0.0, 1), "delta"),
         (lambda: tangent.forward_width_order(1, 0.5, 0.1, 0.1, 0), "next_width"),
         (lambda: tangent.step_change(1.1), "error must be a finite number in [0, 1]"),
+        (lambda: tangent.backward_split(4.0, 1, 1, 0.5, 1), "angle must be a finite number in [0, "),
+        (lambda: tangent.backward_split(-1.0, 1, 1, 0.5, 1), "angle must be a finite number in [0, "),
+        (lambda: tangent.backward_split(1.0, 0, 1, 0.5, 1), "depth"),
+        (lambda: tangent.backward_split(1.0, 1, 0, 0.5, 1), "width"),
+        (lambda: tangent.backward_split(1.0, 1, 1, 0.0, 1), "density"),
+        (lambda: tangent.backward_split(1.0, 2, 1, 0.5, 3), "layer must be a whole number in [1, 2]"),
+        (lambda: tangent.backward_split(1.0, 2, 1, 0.5, 0), "layer must be a whole number in [1, 2]"),
+        (lambda: tangent.backward_split(1.0, 2, 1, 0.5, 1, -1), "seed"),
         (lambda: tangent.relu_lipschitz(1.0), "deviation must be a finite number in [0, 1)"),
     ],
 )

@@ -316,6 +316,28 @@ def test_construction_is_reproducible_and_seeds_differ():
     assert np.array_equal(default.layers[0].inner, tickets.construct(TARGET, 0.5, 50, seed=0, half=3).layers[0].inner)
 
 
+@pytest.mark.parametrize("resamples", [1, 2, 200])
+def test_weights_of_the_construction_are_uniform(resamples):
+    """Windows of chance 1e-4 almost never hit, so what is left are plain draws from [-1, 1]."""
+    (layer,) = tickets.construct([[1.0, 0.5]], 4e-4, resamples, seed=4, half=1000).layers
+    for values in (layer.inner, layer.outer):
+        assert -1 <= values.min() < -0.99
+        assert 0.99 < values.max() <= 1
+        assert abs(values.mean()) < 6 / math.sqrt(3 * values.size)
+        assert abs((values**2).mean() - 1 / 3) < 6 * math.sqrt(4 / 45 / values.size)
+
+
+def test_construction_uses_exactly_the_values_it_may():
+    """With R values per weight a neuron's inner weight hits with chance 1 - (1 - q)^R: counted over many neurons."""
+    for resamples in (1, 2, 64, 65, 130):
+        (layer,) = tickets.construct([[1.0]], 0.04, resamples, seed=8, half=20_000).layers
+        near = np.abs(np.abs(layer.inner[:, 0]) - 1) <= 0.02
+        right_sign = np.sign(layer.inner[:, 0]) == np.repeat([1, -1], 20_000)
+        hit = tickets.hit_probability(0.01, resamples)["hit"]
+        spread = 5 * math.sqrt(hit * (1 - hit) / 40_000)
+        assert abs((near & right_sign).mean() - hit) < spread
+
+
 def test_failed_construction_shows_its_error():
     built = tickets.construct([[1.0, 0.0], [0.0, -1.0]], 0.01, 1, seed=0, half=1)
     assert not built.complete

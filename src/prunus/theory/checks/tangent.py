@@ -13,6 +13,7 @@ from prunus.theory import tangent
 from prunus.theory.checks import check
 from prunus.theory.checks._networks import Passes, tangent_terms
 from prunus.theory.checks._sampling import assert_close, assert_mean, assert_proportion
+from prunus.theory.tangent._split import draw_network, split_backward
 
 Array = NDArray[np.float64]
 _ANGLE, _DEPTH, _DENSITY = math.pi / 3, 3, 0.5
@@ -164,6 +165,37 @@ def sampled_moves_of_the_covariance() -> str:
         slope = (math.pi - angle + (math.sqrt(high / low) + math.sqrt(low / high)) / 2 * math.sin(angle)) / math.pi
         assert_close("gradient at the worst point", slope, constant, 1e-12)
     return "no sampled move of the covariance exceeds either constant, and both are attained"
+
+
+@check("K-24d", method="second formula")
+def split_of_the_backward_vector() -> str:
+    # At layer h the rows' part along the activations is known from the pre-activations alone.
+    random = np.random.default_rng(40)
+    weights, masks = draw_network(2, 3, 30, 0.5, random)
+    split = split_backward(_PAIR, weights, masks, 2)
+    used = [w * m for w, m in zip(weights, masks, strict=True)]
+    first = math.sqrt(2 / 30) * np.maximum(_PAIR @ used[0].T, 0)
+    middle = first @ used[1].T
+    second = math.sqrt(2 / 30) * np.maximum(middle, 0)
+    top = second @ used[2].T
+    back = math.sqrt(2 / 30) * (top > 0) * used[3][0]
+    known = np.zeros((2, 30))
+    for row in range(30):
+        span = (masks[2][row] * second).T
+        fixed, *_ = np.linalg.lstsq(span.T, top[:, row], rcond=None)  # the shortest weights with these pre-activations
+        known += math.sqrt(2 / 30) * (middle > 0) * back[:, row, None] * (masks[2][row] * fixed)
+    whole = math.sqrt(2 / 30) * (middle > 0) * (back @ used[2])
+    assert float(np.abs(split.along - known).max()) < 1e-12, "the part along is not the known one"
+    assert float(np.abs(split.across + known - whole).max()) < 1e-12, "the parts do not add up"
+    along = []
+    for width in (48, 192):
+        nets = [tangent.backward_split(_ANGLE, 3, width, 0.5, 2, seed) for seed in range(40)]
+        along.append(float(np.mean([net["along_norm"] ** 2 for net in nets])))
+        assert max(net["gap"] for net in nets) < 1e-12
+    assert 2 < along[0] / along[1] < 8, f"the part along does not fade like 1 / width: {along}"
+    product = tangent.pruned_back_product(_ANGLE, 3, 1.0, 2)
+    assert_mean("the part across carries the kernel", [net["across"] for net in nets], product)
+    return "the part along follows from the pre-activations to 1e-12, fades like 1 / width and leaves the kernel across"
 
 
 @check("K-10a", "K-10b", "K-10c", "K-10d", "K-10e", "K-24a", method="property")

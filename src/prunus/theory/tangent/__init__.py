@@ -23,6 +23,7 @@ from prunus.theory.tangent._kernels import (
     weight_rescaled_limit,
     weight_rescaled_limit_printed,
 )
+from prunus.theory.tangent._split import backward_split
 from prunus.theory.tangent._stability import relu_lipschitz, step_change
 from prunus.theory.tangent._tails import (
     binomial_deviation_tail,
@@ -61,6 +62,7 @@ from prunus.theory.tangent._widths import (
 
 __all__ = [
     "arc_cosine_kernels",
+    "backward_split",
     "balanced_row_width",
     "balanced_row_width_printed",
     "binomial_deviation_tail",
