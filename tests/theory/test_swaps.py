@@ -151,6 +151,14 @@ def test_extreme_concentrations():
     assert s.flip_probability(1e6) == 0.0
 
 
+@pytest.mark.parametrize("theta", [-3.0, -0.2, 0.0, 0.4, 5.0, 30.0])
+def test_saddle_solves_its_equation(theta):
+    for m, others in ((40, 40), (7, 900), (900, 7)):
+        mean, variance = SwapLaw(m, others, theta).saddle
+        assert (m - mean) * (others - mean) * math.exp(-2 * theta) == pytest.approx(mean**2, rel=1e-9)
+        assert 1 / variance == pytest.approx(2 / mean + 1 / (m - mean) + 1 / (others - mean), rel=1e-9)
+
+
 def test_gain_at_tiny_concentration():
     m, others = 3277, 32_768 - 3277
     free = SwapLaw(m, others, 0.0)

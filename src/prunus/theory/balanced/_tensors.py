@@ -76,14 +76,14 @@ def _random_layout(energies: NDArray[np.float64], bank: int, r: int) -> float:
     """Mean of energies[L], P(L = l) = C(l, r-1) C(n-2-l, bank-r-1) / C(n-1, bank-1).
 
     A weight with l smaller ones is pruned if fewer than r of them join its bank; summing by parts moves the sum from
-    weights to the position L of the r-th smallest of bank-1 others. Weights of L come from ratios outwards from the
-    mode: differences of log-gammas would lose seven digits at n = 10^8.
+    weights to the position L of the r-th smallest of bank-1 others. Weights of L come from ratios outwards from near
+    the mode: differences of log-gammas would lose seven digits at n = 10^8.
     """
     n = len(energies)
     if r in (0, bank) or energies[-1] == 0.0:
         return float(r == bank and energies[-1] > 0.0)
     first, last = r - 1, n - 1 - (bank - r)
-    mode = min(max((r - 1) * (n - 1) // max(bank - 2, 1), first), last)
+    mode = min(max(r * n // bank, first), last)
     mass, energy = 1.0, float(energies[mode])
     for direction in (1, -1):
         level, position = 0.0, mode
