@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prunus.errors import BadInput
 from prunus.theory import claims, tickets
-from support.theory import agree, cases, checks_of, unchecked, verify
+from support.theory import agree, cases, verify
 
 quick = settings(max_examples=40, deadline=None, derandomize=True)
 errors = st.floats(0.01, 1.0)
@@ -21,10 +20,6 @@ resamplings = st.integers(1, 2000)
 @pytest.mark.parametrize("claim, case", cases("tickets"))
 def test_reference_value(claim, case):
     verify(claim, case)
-
-
-def test_every_claim_has_an_independent_check():
-    assert not unchecked("tickets")
 
 
 # --- where print and truth differ ------------------------------------------------------------------------------------
@@ -362,106 +357,3 @@ def test_success_of_interior_weights_exceeds_that_of_the_ends():
     assert agree(single, as_network, 1e-12)  # the network form reserves half of the error
     twice = tickets.construction_success([matrix, matrix], 1.0, 60, 2)
     assert agree(twice, tickets.layer_success(2, 2, 2, 1.0, 60, 8)["success"] ** 2, 1e-10)
-
-
-# --- bad input -------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "call, part",
-    [
-        (lambda: tickets.pruned_count(0, 0.5), "n must be a whole number of at least 1"),
-        (lambda: tickets.pruned_count(10, 1.5), "sparsity must be a finite number in [0, 1]"),
-        (lambda: tickets.pruned_count(10, 0.5, "best"), "exact, hidden, iterand"),
-        (lambda: tickets.cosine_step(0.0, 0, 1), "step must be a finite number above 0"),
-        (lambda: tickets.cosine_step(0.1, 11, 10), "epoch must be a whole number in [0, 10]"),
-        (lambda: tickets.cosine_step(0.1, -1, 10), "epoch must be a whole number in [0, 10]"),
-        (lambda: tickets.cosine_step(0.1, 0, 0), "epochs must be a whole number of at least 1"),
-        (lambda: tickets.score_bound(0), "fan"),
-        (lambda: tickets.score_bound(1, "best"), "hidden, iterand"),
-        (lambda: tickets.signed_constant(0), "fan"),
-        (lambda: tickets.uniform_bound(0), "fan"),
-        (lambda: tickets.fan_in(0), "channels"),
-        (lambda: tickets.fan_in(1, 0), "kernel"),
-        (lambda: tickets.expected_resamples(-1, 1, 0.1), "iterations must be a whole number of at least 0"),
-        (lambda: tickets.expected_resamples(1, 0, 0.1), "period must be a whole number of at least 1"),
-        (lambda: tickets.expected_resamples(1, 1, 1.1), "rate"),
-        (lambda: tickets.sign_flip_rate(-0.1), "rate"),
-        (lambda: tickets.iteration_count(0, 1), "samples must be a whole number of at least 1"),
-        (lambda: tickets.iteration_count(1, 0), "batch must be a whole number of at least 1"),
-        (lambda: tickets.iteration_count_printed(1, 1, -1), "epochs must be a whole number of at least 0"),
-        (lambda: tickets.event_overhead(-1, 1.0), "events must be a whole number of at least 0"),
-        (lambda: tickets.event_overhead(1, -1.0), "cost must be a finite number of at least 0"),
-        (lambda: tickets.imp_density(-1), "rounds must be a whole number of at least 0"),
-        (lambda: tickets.imp_density(1, 1.0), "fraction must be a finite number in [0, 1)"),
-        (lambda: tickets.equal_fraction(1.0), "sparsity must be a finite number in [0, 1)"),
-        (lambda: tickets.equal_fraction(0.5, 0), "rounds must be a whole number of at least 1"),
-        (lambda: tickets.open_lth_removed(1), "remaining must be a whole number of at least 2"),
-        (lambda: tickets.open_lth_removed(10, 0.0), "fraction must be a finite number in (0, 1)"),
-        (lambda: tickets.open_lth_removed(10, 1.0), "fraction must be a finite number in (0, 1)"),
-        (lambda: tickets.accuracy_error(1.1, 1), "accuracy"),
-        (lambda: tickets.accuracy_error(0.5, 0), "count"),
-        (lambda: tickets.uniform_draws(0.0, 0.1), "error must be a finite number in (0, 1]"),
-        (lambda: tickets.uniform_draws(1.1, 0.1), "error must be a finite number in (0, 1]"),
-        (lambda: tickets.uniform_draws(0.1, 1.0), "delta must be a finite number in (0, 1)"),
-        (lambda: tickets.uniform_draws(0.1, 0.0), "delta must be a finite number in (0, 1)"),
-        (lambda: tickets.uniform_miss(-1, 0.1), "n must be a whole number of at least 0"),
-        (lambda: tickets.uniform_miss(1, 0.1, 1.1), "target must be a finite number in [-1, 1]"),
-        (lambda: tickets.uniform_miss(1, 0.1, -1.1), "target must be a finite number in [-1, 1]"),
-        (lambda: tickets.fixed_failure(0.1, -1), "half must be a whole number of at least 0"),
-        (lambda: tickets.resampled_failure(0.1, 1, 0), "resamples must be a whole number of at least 1"),
-        (lambda: tickets.resampled_failure(0.1, 1, 1, -1.1), "weight must be a finite number in [-1, 1]"),
-        (lambda: tickets.resampled_failure(0.1, 1, 1, 1.1), "weight must be a finite number in [-1, 1]"),
-        (lambda: tickets.resampled_failure_printed(0.1, -1, 1), "half"),
-        (lambda: tickets.resampled_failure_printed(0.1, 1, 1, 1.1), "weight must be a finite number in [-1, 1]"),
-        (lambda: tickets.resampled_failure_printed(0.1, 1, 1, -1.1), "weight must be a finite number in [-1, 1]"),
-        (lambda: tickets.minimal_resamples(0.1, 0.1, 0), "half must be a whole number of at least 1"),
-        (lambda: tickets.hit_probability(1.1, 1), "window"),
-        (lambda: tickets.best_pair_failure(0.0, 1), "error"),
-        (lambda: tickets.best_pair_failure(1.1, 1), "error"),
-        (lambda: tickets.best_pair_failure(0.1, 0), "resamples"),
-        (lambda: tickets.coordinate_success(0.0, 1, 1, 1), "window must be a finite number in (0, 1)"),
-        (lambda: tickets.coordinate_success(1.0, 1, 1, 1), "window must be a finite number in (0, 1)"),
-        (lambda: tickets.coordinate_success(0.1, 1, -1, 1), "half"),
-        (lambda: tickets.coordinate_success(0.1, 1, 1, 0), "outputs"),
-        (lambda: tickets.coordinate_success_printed(0.1, 1, -1, 1), "half"),
-        (lambda: tickets.coordinate_success_printed(0.1, 1, 1, 0), "outputs"),
-        (lambda: tickets.vector_width(0, 0.1, 0.1, 1), "outputs"),
-        (lambda: tickets.matrix_width(0, 1, 0.1, 0.1, 1), "inputs"),
-        (lambda: tickets.layer_width(0, 1, 1, 0.1, 0.1, 1), "layers"),
-        (lambda: tickets.layer_width_printed(0, 1, 1, 0.1, 0.1, 1), "layers"),
-        (lambda: tickets.layer_window(0, 1, 1, 0.1), "layers"),
-        (lambda: tickets.layer_success(1, 2, 1, 0.5, 1, 10), "multiple of 2 inputs = 4, got 10: the nearest is 8"),
-        (lambda: tickets.layer_success(1, 2, 1, 0.5, 1, 1), "the nearest is 4"),
-        (lambda: tickets.layer_success(1, 2, 1, 0.5, 1, -4), "width must be a whole number of at least 0"),
-        (lambda: tickets.sup_norm_error(0, 0.1), "inputs"),
-        (lambda: tickets.sup_norm_error_printed(0, 0.1), "inputs"),
-        (lambda: tickets.network_plan([4], 0.1, 0.1, 1), "at least an input and an output width"),
-        (lambda: tickets.network_plan([4, 0], 0.1, 0.1, 1), "each of widths"),
-        (lambda: tickets.network_plan(4, 0.1, 0.1, 1), "list of whole numbers"),
-        (lambda: tickets.construct([[1.5]], 0.5, 1), "weights must lie in [-1, 1]"),
-        (lambda: tickets.construct([], 0.5, 1), "weights must"),
-        (lambda: tickets.construct(3.0, 0.5, 1), "weights must be a matrix"),
-        (lambda: tickets.construct([np.ones((2, 3)), np.ones((1, 3))], 0.5, 1), "2 outputs cannot feed 3 inputs"),
-        (lambda: tickets.construct([[1.0]], 0.5, 1, half=0), "half must be a whole number of at least 1"),
-        (lambda: tickets.construct([[1.0]], 0.5, 1, seed=-1), "seed"),
-        (lambda: tickets.construct([[1.0]], 0.5, 0), "resamples"),
-        (lambda: tickets.construct(np.ones((10, 10)), 0.01, 1), "allow a larger error"),
-        (lambda: tickets.construction_success([[1.0]], 0.5, 0, 1), "resamples"),
-        (lambda: tickets.construction_success([[1.0]], 0.5, 1, 0), "half"),
-    ],
-)
-def test_bad_input_is_one_sentence_with_the_range(call, part):
-    with pytest.raises(BadInput) as caught:
-        call()
-    message = str(caught.value)
-    assert part in message
-    assert "\n" not in message
-
-
-# --- the registered checks, last because they are slow ----------------------------------------------------------------
-
-
-@pytest.mark.parametrize("check", checks_of("tickets"))
-def test_independent_check(check):
-    assert check.run()
