@@ -10,6 +10,7 @@ import pytest
 
 from prunus.errors import BadInput
 from prunus.theory import _numbers as numbers
+from prunus.theory import closeness, matrices, order_statistics
 
 
 @pytest.mark.parametrize(
@@ -101,3 +102,36 @@ def test_fourth_moment_respects_jensen() -> None:
         numbers.fourth_moment(2.0, 3.99)
     with pytest.raises(BadInput, match="second"):
         numbers.fourth_moment(0.0, 1.0)
+
+
+def test_arrays_broadcast_and_numbers_stay_numbers() -> None:
+    calls = []
+
+    @numbers.elementwise
+    def area(side: float, other: float = 2.0) -> float:
+        """A rectangle."""
+        calls.append((side, other))
+        return side * other
+
+    assert area(3.0) == 6.0
+    assert isinstance(area(3), int | float)
+    assert area(np.array(4.0)) == 8.0  # no dimension: a number
+    grid = area(np.array([[1.0], [2.0]]), other=np.array([1.0, 10.0, 100.0]))
+    assert isinstance(grid, np.ndarray)
+    assert grid.tolist() == [[1.0, 10.0, 100.0], [2.0, 20.0, 200.0]]
+    assert area(np.array([])).shape == (0,)  # type: ignore[attr-defined, arg-type]
+    assert area.__doc__ == "A rectangle."
+    assert len(calls) == 3 + 6
+
+
+def test_theory_functions_take_arrays() -> None:
+    widths = np.array([256, 1024, 4096])
+    pruned = closeness.theorem1_prime_pruned(widths, 3, 0.1, 0.05)
+    assert pruned["pruned"].tolist() == [1415, 34420, 682182]  # type: ignore[attr-defined]
+    assert pruned["pruned"].dtype.kind == "i"  # type: ignore[attr-defined]
+    shape = matrices.max_load_failure(widths[:, None], np.array([5000, 50000])).shape  # type: ignore[attr-defined, arg-type]
+    assert shape == (3, 2)
+    moments = order_statistics.magnitude_order_moment(100, np.arange(1, 101), 2)
+    assert moments.mean() == pytest.approx(1.0)  # type: ignore[attr-defined]
+    with pytest.raises(BadInput, match="r must be"):
+        order_statistics.magnitude_order_moment(100, np.array([1, 101]))  # type: ignore[arg-type]

@@ -6,8 +6,11 @@ of them would leave five digits.
 
 from __future__ import annotations
 
+import functools
+import inspect
 import math
-from typing import Any
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -15,7 +18,31 @@ from numpy.typing import ArrayLike, NDArray
 from prunus.errors import BadInput
 from prunus.theory import _domain
 
+P = ParamSpec("P")
+R = TypeVar("R")
 WHOLE = 1e-12  # a value this close (relatively) to a whole number is that number, spoiled by rounding
+
+
+def elementwise(function: Callable[P, R]) -> Callable[P, R]:
+    """Let a function of numbers take numpy arrays too: they broadcast, and the results come back as arrays.
+
+    Numbers in, numbers out as before. Where the function returns a mapping, its values become arrays.
+    """
+    signature = inspect.signature(function)
+
+    @functools.wraps(function)
+    def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
+        if not any(isinstance(value, np.ndarray) and value.ndim for value in (*args, *kwargs.values())):
+            return function(*args, **kwargs)
+        given = signature.bind(*args, **kwargs).arguments
+        grid = np.broadcast(*(np.asarray(value, dtype=object) for value in given.values()))
+        results: list[Any] = [function(**dict(zip(given, values))) for values in grid]  # type: ignore[call-arg]
+        if results and isinstance(results[0], dict):
+            columns = {name: np.array([result[name] for result in results]) for name in results[0]}
+            return {name: column.reshape(grid.shape) for name, column in columns.items()}  # type: ignore[return-value]
+        return np.array(results).reshape(grid.shape)  # type: ignore[return-value]
+
+    return wrapper
 
 
 def floor_near(x: float) -> int:

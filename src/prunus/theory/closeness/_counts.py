@@ -13,16 +13,18 @@ from numpy.typing import ArrayLike, NDArray
 from scipy import optimize, special
 
 from prunus.theory._domain import choice, probability, real, whole
-from prunus.theory._numbers import floor_near, rate, reals, stirling, wholes
+from prunus.theory._numbers import elementwise, floor_near, rate, reals, stirling, wholes
 from prunus.theory.matrices import balls_needed
 
 
+@elementwise
 def cube_radius(image: int, channels: int) -> dict[str, float]:
     """Largest norm of an input in the unit cube of images, and the radius around the cube's midpoint (P-1)."""
     radius = whole("image", image, 1) * math.sqrt(whole("channels", channels, 1))
     return {"radius": radius, "half_diagonal": radius / 2.0}
 
 
+@elementwise
 def pruned_weights(weights: int, exponent: float) -> dict[str, float]:
     """Number of weights Theorems 1 and 2 prune from a layer of D weights, floor(D^(1-exponent)) (P-2a)."""
     weights = whole("weights", weights, 2)
@@ -31,24 +33,28 @@ def pruned_weights(weights: int, exponent: float) -> dict[str, float]:
     return {"pruned": pruned, "sparsity": pruned / weights, "density": (weights - pruned) / weights}
 
 
+@elementwise
 def exponent_for_sparsity(weights: int, sparsity: float) -> float:
     """Exponent at which the theorems would prune the given fraction: tiny for useful rates (P-2b)."""
     weights = whole("weights", weights, 2)
     return 0.0 - math.log(probability("sparsity", sparsity, open_low=True)) / math.log(weights)
 
 
+@elementwise
 def pruned_from_density(weights: int, density: float) -> int:
     """floor((1-density)D), the number pruned when a fraction is kept (Sec. 3 corrected, P-2c)."""
     weights = whole("weights", weights, 1)
     return floor_near((1.0 - probability("density", density)) * weights)
 
 
+@elementwise
 def pruned_from_density_printed(weights: int, density: float) -> int:
     """floor(density D), as printed: defined as the kept fraction, then used as the pruned one."""
     weights = whole("weights", weights, 1)
     return floor_near(probability("density", density) * weights)
 
 
+@elementwise
 def distinct_mean(weights: int, count: int) -> float:
     """Expected number of distinct zeros after `count` draws with replacement, D(1-(1-1/D)^N) (P-3a)."""
     weights, count = whole("weights", weights, 1), whole("count", count, 0)
@@ -57,6 +63,7 @@ def distinct_mean(weights: int, count: int) -> float:
     return -weights * math.expm1(count * math.log1p(-1.0 / weights)) + 0.0
 
 
+@elementwise
 def no_repeat_probability(weights: int, count: int) -> dict[str, float]:
     """Probability that draws with replacement never repeat, D!/((D-N)! D^N) (App. E.2 corrected, P-3b)."""
     weights, count = whole("weights", weights, 1), whole("count", count, 0)
@@ -68,6 +75,7 @@ def no_repeat_probability(weights: int, count: int) -> dict[str, float]:
     }
 
 
+@elementwise
 def no_repeat_probability_printed(weights: int, count: int) -> dict[str, float]:
     """d^2/d^(2N) as printed: the factorial signs are lost."""
     weights, count = whole("weights", weights, 1), whole("count", count, 0)
@@ -75,6 +83,7 @@ def no_repeat_probability_printed(weights: int, count: int) -> dict[str, float]:
     return {"probability": math.exp(log_p), "log_probability": log_p}
 
 
+@elementwise
 def without_replacement_failure(weights: int, count: int, failure: float) -> float:
     """Failure without replacement: failure with it over the no-repeat probability, capped (P-3c).
 
@@ -110,6 +119,7 @@ def global_threshold_printed(
     return {"shares": [sparsity] * len(sizes)}
 
 
+@elementwise
 def theorem2_exponent_cap(rows: int, columns: int) -> dict[str, float]:
     """Largest admissible exponent of Theorem 2: enough balls for Lemma 6 in rows and columns ((3), (4), P-13a)."""
     rows, columns = whole("rows", rows, 3), whole("columns", columns, 3)
@@ -117,12 +127,14 @@ def theorem2_exponent_cap(rows: int, columns: int) -> dict[str, float]:
     return {"cap": cap, "balls": balls, "needed": balls_needed(max(rows, columns))}
 
 
+@elementwise
 def theorem2_exponent_cap_printed(rows: int, columns: int) -> dict[str, float]:
     """The cap with -log log n as printed in (3), (4): it throws far too few balls."""
     cap, balls = _cap(whole("rows", rows, 3), whole("columns", columns, 3), -1.0)
     return {"cap": cap, "balls": balls}
 
 
+@elementwise
 def theorem3_exponent_cap(d: int) -> float:
     """Largest admissible exponent of Theorem 3, for d channels (P-13b)."""
     d = whole("d", d, 3)

@@ -16,7 +16,7 @@ from scipy import optimize, special
 
 from prunus.errors import BadInput
 from prunus.theory._domain import positive, probability, real, whole
-from prunus.theory._numbers import ceil_near, excess_power, per_layer, power, reals
+from prunus.theory._numbers import ceil_near, elementwise, excess_power, per_layer, power, reals
 
 
 def recursion_error(
@@ -36,6 +36,7 @@ def recursion_error(
     return error
 
 
+@elementwise
 def equal_norm_error(norm_bound: float, difference: float, layers: int, lipschitz: float = 1.0) -> float:
     """Exact solution of the recursion for equal norms, L c^2((c+t)^(l-2) - c^(l-2)), without cancellation (P-14b)."""
     layers = whole("layers", layers, 3)
@@ -46,6 +47,7 @@ def equal_norm_error(norm_bound: float, difference: float, layers: int, lipschit
     return power(slope * c, layers - 1) * c * excess_power(t / c, layers - 2)
 
 
+@elementwise
 def doubling_error(norm_bound: float, difference: float, layers: int, lipschitz: float = 1.0) -> float:
     """The papers' closed form (2^(l-2)-1) t L c^(l-1), valid for t <= c and c >= 1 (P-14c)."""
     layers = whole("layers", layers, 3)
@@ -100,11 +102,13 @@ def layer_recursion(
     return float(error)
 
 
+@elementwise
 def label_margin(error: float) -> float:
     """Margin of the original network's top score above which the pruned network keeps the label (P-27)."""
     return math.sqrt(2.0) * real("error", error, 0.0)
 
 
+@elementwise
 def exceedance_upper(n: int, exceedances: int, delta: float = 0.05, comparisons: int = 1) -> float:
     """Clopper-Pearson upper bound on the probability of an error above the one stated (P-28a).
 
@@ -117,6 +121,7 @@ def exceedance_upper(n: int, exceedances: int, delta: float = 0.05, comparisons:
     return 1.0 if k == n else float(special.betainccinv(k + 1, n - k, delta))
 
 
+@elementwise
 def conformal_rank(n: int, delta: float) -> dict[str, int | bool]:
     """Rank ceil((n+1)(1-delta)) of the split-conformal quantile, and whether n points are enough (P-28b)."""
     n = whole("n", n, 1)
@@ -124,6 +129,7 @@ def conformal_rank(n: int, delta: float) -> dict[str, int | bool]:
     return {"rank": rank, "finite": rank <= n}
 
 
+@elementwise
 def success_interval(n: int, successes: int, delta: float = 0.05) -> dict[str, float]:
     """Two-sided Clopper-Pearson interval for a success probability, for instance over random masks (P-30)."""
     n = whole("n", n, 1)
@@ -134,6 +140,7 @@ def success_interval(n: int, successes: int, delta: float = 0.05) -> dict[str, f
     return {"low": low, "high": high}
 
 
+@elementwise
 def batch_norm_fold(
     weight: float, bias: float, scale: float, shift: float, mean: float, variance: float, stabilizer: float
 ) -> dict[str, float]:
@@ -148,6 +155,7 @@ def batch_norm_fold(
     }
 
 
+@elementwise
 def residual_error(skip_norm: float, error: float, branch_error: float) -> float:
     """Error after a residual connection; radii combine in the same way (P-31h)."""
     skipped = real("skip_norm", skip_norm, 0.0) * real("error", error, 0.0)
@@ -177,11 +185,13 @@ def softmax_jacobian_norm(probabilities: ArrayLike) -> dict[str, float]:
     return {"norm": float(norm), "bound": 0.5}
 
 
+@elementwise
 def cross_entropy_change(error: float) -> float:
     """Change of the cross-entropy from the distance of the logits: its gradient has norm <= sqrt 2 (P-35a)."""
     return math.sqrt(2.0) * real("error", error, 0.0)
 
 
+@elementwise
 def squared_error_change(error: float, residual: float) -> float:
     """Change of |output-target|^2 when both outputs are within `residual` of the target (P-35b)."""
     return 2.0 * real("residual", residual, 0.0) * real("error", error, 0.0)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 
 from prunus.theory._domain import positive, probability, real, whole
-from prunus.theory._numbers import WHOLE, floor_near, power
+from prunus.theory._numbers import WHOLE, elementwise, floor_near, power
 from prunus.theory.closeness._recursion import equal_norm_error
 from prunus.theory.matrices import uniform_norm_limit, uniform_norm_mean_bound, uniform_norm_quantile
 from prunus.theory.order_statistics._moments import pruned_threshold_mean, threshold_quantile
@@ -19,6 +19,7 @@ PRINTED = 2.0 * math.sqrt(2.0) + 24.0**0.25  # 5.0418: every entry bounded by th
 REPAIRED = 2.0 / math.sqrt(3.0) + 5.0**-0.25  # 1.8234: entries uniform below the threshold, given the threshold
 
 
+@elementwise
 def calibrated_condition(layers: int, confidence: float, delta: float) -> dict[str, float | bool]:
     """Condition (35) when delta_0 is read off the q-quantile at the same width: 1-q <= 2 delta/(l^2-2) (P-8b)."""
     layers = whole("layers", layers, 3)
@@ -27,6 +28,7 @@ def calibrated_condition(layers: int, confidence: float, delta: float) -> dict[s
     return {"largest_failure": largest, "holds": 1.0 - confidence <= largest * (1.0 + WHOLE)}
 
 
+@elementwise
 def theorem1_constants(
     layers: int, spread: float, norm_bound: float, latala: float, concentration: float, lipschitz: float = 1.0
 ) -> dict[str, float]:
@@ -46,6 +48,7 @@ def theorem1_constants(
     }
 
 
+@elementwise
 def theorem1_probability(
     layers: int, d: int, exponent: float, spread: float, latala: float, concentration: float
 ) -> float:
@@ -54,6 +57,7 @@ def theorem1_probability(
     return (1.0 - 2.0 * eta) * (1.0 - (layers - 2) * difference - (layers + 1) * (layers - 2) * eta)
 
 
+@elementwise
 def theorem1_union_probability(
     layers: int, d: int, exponent: float, spread: float, latala: float, concentration: float
 ) -> float:
@@ -62,6 +66,7 @@ def theorem1_union_probability(
     return 1.0 - 2.0 * layers * eta - (layers - 2) * difference
 
 
+@elementwise
 def difference_mean_latala(rows: int, columns: int, exponent: float, spread: float, latala: float) -> float:
     """Mean norm of the pruned part by Lemma 4, after conditioning on threshold and index set (P-15d)."""
     rows, columns = whole("rows", rows, 1), whole("columns", columns, 1)
@@ -71,18 +76,21 @@ def difference_mean_latala(rows: int, columns: int, exponent: float, spread: flo
     return scale * REPAIRED * (r + 1) / (rows * columns + 1)
 
 
+@elementwise
 def difference_mean_latala_printed(rows: int, columns: int, exponent: float, spread: float, latala: float) -> float:
     """c_2 d^(-2 exponent) of the proof of Theorem 1, with Lemma 4 applied to dependent entries."""
     d = min(whole("rows", rows, 1), whole("columns", columns, 1))
     return _difference_constant(spread, latala) * d ** (-2.0 * _exponent(exponent))
 
 
+@elementwise
 def difference_mean_explicit(rows: int, columns: int, r: int, spread: float = 1.0) -> float:
     """Mean norm of the r pruned entries with the explicit constant of Lemma 3' (P-15e)."""
     mean = uniform_norm_mean_bound(rows, columns, spread)
     return mean * pruned_threshold_mean(rows * columns, r)
 
 
+@elementwise
 def difference_mean_jensen(n: int, r: int, norm_mean: float) -> float:
     """Mean norm of the pruned part from that of the layer: masking is a conditional expectation (P-15f)."""
     n = whole("n", n, 1)
@@ -90,6 +98,7 @@ def difference_mean_jensen(n: int, r: int, norm_mean: float) -> float:
     return real("norm_mean", norm_mean, 0.0) * (r + 1) / (n + 1)
 
 
+@elementwise
 def difference_norm_heuristic(rows: int, columns: int, r: int, spread: float = 1.0) -> float:
     """Estimate (not a bound) of the pruned part's norm; good when r is ten times the larger dimension (P-15g)."""
     limit = uniform_norm_limit(rows, columns, spread)
@@ -97,6 +106,7 @@ def difference_norm_heuristic(rows: int, columns: int, r: int, spread: float = 1
     return limit * (whole("r", r, 0, n - 1) / n) ** 1.5
 
 
+@elementwise
 def theorem1_prime_difference(rows: int, columns: int, threshold: float, delta: float, unimodal: bool = True) -> float:
     """Norm of the pruned part with probability 1-delta, given the smallest kept magnitude (Theorem 1', P-16a).
 
@@ -107,6 +117,7 @@ def theorem1_prime_difference(rows: int, columns: int, threshold: float, delta: 
     return real("threshold", threshold, 0.0) * (constant * sides + math.sqrt(-8.0 * math.log(_delta(delta))))
 
 
+@elementwise
 def theorem1_prime_error(
     d: int, layers: int, pruned: int, delta: float, spread: float = 1.0, lipschitz: float = 1.0
 ) -> dict[str, float]:
@@ -128,6 +139,7 @@ def theorem1_prime_error(
     }
 
 
+@elementwise
 def theorem1_prime_pruned(
     d: int, layers: int, error: float, delta: float, spread: float = 1.0, lipschitz: float = 1.0
 ) -> dict[str, float]:
@@ -149,6 +161,7 @@ def theorem1_prime_pruned(
     return {"pruned": low, "sparsity": low / d**2}
 
 
+@elementwise
 def theorem1_pruned(
     d: int,
     layers: int,
@@ -168,6 +181,7 @@ def theorem1_pruned(
     return {"exponent": exponent, "pruned": floor_near(float(d) ** (2.0 - 2.0 * exponent)) if admissible else 0}
 
 
+@elementwise
 def theorem1_width(
     layers: int,
     exponent: float,

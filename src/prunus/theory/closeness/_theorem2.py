@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike
 
 from prunus.errors import BadInput
 from prunus.theory._domain import choice, positive, probability, real, whole
-from prunus.theory._numbers import fourth_moment, per_layer, power, reals
+from prunus.theory._numbers import elementwise, fourth_moment, per_layer, power, reals
 from prunus.theory.closeness._counts import theorem2_exponent_cap
 from prunus.theory.closeness._recursion import equal_norm_error
 from prunus.theory.matrices import series_norm_quantile, uniform_norm_quantile
@@ -72,11 +72,13 @@ def theorem2_probability(
     return (1.0 - load) ** (2 * (layers - 2)) * (1.0 - float(failures[-1])) * (1.0 - differences - earlier)
 
 
+@elementwise
 def norm_failure(norm_bound: float, second: float, fourth: float, latala: float) -> float:
     """Failure of a norm bound by Lemma 4 and Markov, assumption (iv) from (iii); above 1 it says nothing (P-17d)."""
     return _moment_constant(second, fourth, latala, 1.0) / positive("norm_bound", norm_bound)
 
 
+@elementwise
 def moment_constants(spread: float = 1.0, law: str = "normal") -> dict[str, float]:
     """K_1 and K_2 of common initializations (P-17e); Xavier is spread sqrt 3 uniform, or spread 1 normal."""
     square = positive("spread", spread) ** 2
@@ -85,12 +87,14 @@ def moment_constants(spread: float = 1.0, law: str = "normal") -> dict[str, floa
     return {"second": square, "fourth": 3.0 * square**2}
 
 
+@elementwise
 def sample_moment_constants(variance: float, kurtosis: float, rows: int, columns: int) -> dict[str, float]:
     """K_1 and K_2 measured on a trained layer (P-24c); `variance` is the second moment, the mean included."""
     second = positive("variance", variance) * max(whole("rows", rows, 1), whole("columns", columns, 1))
     return {"second": second, "fourth": real("kurtosis", kurtosis, 1.0) * second**2}
 
 
+@elementwise
 def theorem2_prime_difference(rows: int, columns: int, load: int, delta: float, spread: float = 1.0) -> float:
     """Norm of the randomly pruned part with probability 1-delta, from the largest line load (Theorem 2', P-18a).
 
@@ -104,6 +108,7 @@ def theorem2_prime_difference(rows: int, columns: int, load: int, delta: float, 
     return min(half_width * load, series_norm_quantile(rows, columns, half_width / math.sqrt(3.0), load, delta))
 
 
+@elementwise
 def theorem2_prime_pruned(
     d: int, layers: int, error: float, delta: float, spread: float = 1.0, lipschitz: float = 1.0
 ) -> dict[str, int]:
@@ -124,12 +129,14 @@ def theorem2_prime_pruned(
     return {"count": _largest(count_fits) if load else 0, "load": load}
 
 
+@elementwise
 def random_difference_heuristic(d: int, sparsity: float, sigma: float) -> float:
     """Estimate (not a bound) 2 sqrt(sparsity) sigma sqrt(d) of the randomly pruned part's norm (P-18c)."""
     share = probability("sparsity", sparsity)
     return 2.0 * math.sqrt(share * whole("d", d, 1)) * positive("sigma", sigma)
 
 
+@elementwise
 def theorem2_width(
     exponent: float,
     layers: int,
@@ -157,6 +164,7 @@ def theorem2_width(
     }
 
 
+@elementwise
 def theorem2_width_floor(
     layers: int,
     error: float,
@@ -171,6 +179,7 @@ def theorem2_width_floor(
     return theorem2_width(0.5, layers, error, delta, norm_bound, second, fourth, latala, lipschitz)["log10_width"]
 
 
+@elementwise
 def theorem2_best_claim(
     d: int, layers: int, norm_bound: float, second: float, fourth: float, latala: float, lipschitz: float = 1.0
 ) -> dict[str, float]:

@@ -15,23 +15,26 @@ from scipy import special
 
 from prunus.errors import BadInput
 from prunus.theory._domain import positive, probability, real, whole
-from prunus.theory._numbers import excess_power, fourth_moment, power, reals, wholes
+from prunus.theory._numbers import elementwise, excess_power, fourth_moment, power, reals, wholes
 from prunus.theory.closeness._counts import cube_radius, theorem3_exponent_cap
 from prunus.theory.closeness._recursion import recursion_error
 
 
+@elementwise
 def convolution_norm_order(image: int, kernel: int) -> float:
     """Order 2q/p of the norm of a random convolution with variance 1/(p^2 d); an estimate, not a bound (P-20)."""
     image, kernel = _sides(image, kernel)
     return 2.0 * kernel / image
 
 
+@elementwise
 def convolution_norm_order_printed(image: int, kernel: int) -> float:
     """2q^2/p, the order of (36)-(38): a factor q too large."""
     image, kernel = _sides(image, kernel)
     return 2.0 * kernel**2 / image
 
 
+@elementwise
 def theorem3_constants(second: float, fourth: float, latala: float) -> dict[str, float]:
     """Constants C_3 and C_4 of Theorem 3 (P-21a)."""
     second, fourth = fourth_moment(second, fourth)
@@ -42,6 +45,7 @@ def theorem3_constants(second: float, fourth: float, latala: float) -> dict[str,
     }
 
 
+@elementwise
 def last_layer_failure(
     image: int, d: int, outputs: int, second: float, fourth: float, latala: float, norm_bound: float
 ) -> float:
@@ -52,6 +56,7 @@ def last_layer_failure(
     return positive("latala", latala) * mean / positive("norm_bound", norm_bound)
 
 
+@elementwise
 def theorem3_probability(
     layers: int,
     image: int,
@@ -82,6 +87,7 @@ def theorem3_probability(
     return {"inner": inner, "probability": masks * inner, "union_inner": union}
 
 
+@elementwise
 def theorem3_probability_printed(
     layers: int,
     image: int,
@@ -109,6 +115,7 @@ def theorem3_probability_printed(
     return {"inner": inner, "probability": masks * inner}
 
 
+@elementwise
 def theorem3_error(
     layers: int,
     image: int,
@@ -129,6 +136,7 @@ def theorem3_error(
     return {"error": positive("norm_bound", norm_bound) * radius * own * relative, "relative": relative}
 
 
+@elementwise
 def theorem3_error_printed(
     layers: int,
     image: int,
@@ -148,6 +156,7 @@ def theorem3_error_printed(
     return {"error": image**-image_exponent * cube_radius(input_image, d)["radius"] * own * relative}
 
 
+@elementwise
 def last_layer_norm(image: int, d: int, outputs: int, second: float = 1.0, image_exponent: float = 0.5) -> float:
     """Size of the last layer's norm under Theorem 3's assumptions, about sqrt(second) (P-21e).
 
@@ -157,6 +166,7 @@ def last_layer_norm(image: int, d: int, outputs: int, second: float = 1.0, image
     return math.sqrt(positive("second", second)) * (1.0 + math.sqrt(_last_ratio(image, d, outputs)))
 
 
+@elementwise
 def last_layer_norm_printed(
     image: int, d: int, outputs: int, second: float = 1.0, image_exponent: float = 0.5
 ) -> float:
@@ -166,11 +176,13 @@ def last_layer_norm_printed(
     return image ** -probability("image_exponent", image_exponent, open_low=True, open_high=True)
 
 
+@elementwise
 def variance_shortfall(image: int, kernel: int) -> float:
     """How many times smaller than Glorot-type variance Theorem 3 assumes the weights, p^2/q^2 (P-21f)."""
     return (whole("image", image, 1) / whole("kernel", kernel, 1)) ** 2
 
 
+@elementwise
 def kernel_norm_law(kernel: int, sigma: float = 1.0) -> dict[str, float]:
     """Mean and standard deviation of the L1 norm of a q x q normal kernel (App. C.2, P-23a)."""
     q, sigma = whole("kernel", kernel, 1), positive("sigma", sigma)
@@ -180,6 +192,7 @@ def kernel_norm_law(kernel: int, sigma: float = 1.0) -> dict[str, float]:
     }
 
 
+@elementwise
 def kernel_norm_quantile(kernel: int, level: float, sigma: float = 1.0) -> float:
     """Quantile of the L1 norm of a normal kernel by the central limit theorem: poor in the low tail (P-23b)."""
     law = kernel_norm_law(kernel, sigma)
@@ -187,11 +200,13 @@ def kernel_norm_quantile(kernel: int, level: float, sigma: float = 1.0) -> float
     return law["mean"] + law["deviation"] * float(special.ndtri(level))
 
 
+@elementwise
 def block_norm(image: int, norm: float) -> float:
     """L1 norm of the circulant block of a kernel, which repeats the kernel p^2 times (App. C.2 corrected, P-23c)."""
     return whole("image", image, 1) ** 2 * real("norm", norm, 0.0)
 
 
+@elementwise
 def block_norm_printed(image: int, norm: float) -> float:
     """The kernel's own L1 norm, which App. C.2 calls equivalent."""
     whole("image", image, 1)

@@ -13,22 +13,25 @@ import numpy as np
 from scipy import optimize, special
 
 from prunus.theory._domain import positive, probability, real, whole
-from prunus.theory._numbers import ceil_near, floor_near, rate, stirling
+from prunus.theory._numbers import ceil_near, elementwise, floor_near, rate, stirling
 
 LOG_TINY = -690.0  # below this logarithm a probability is no ordinary float64
 
 
+@elementwise
 def chernoff_rate(excess: float) -> dict[str, float]:
     """Rate (1+x)log(1+x)-x of the upper binomial tail, and the weaker x^2/(2+x) (Lemma 5 corrected, P-10a)."""
     x = real("excess", excess, 0.0)
     return {"decay": rate(x), "weak_decay": x * x / (2.0 + x)}
 
 
+@elementwise
 def chernoff_rate_printed(excess: float) -> dict[str, float]:
     """x^2/(1+x), the exponent of Lemma 5 as printed: too large below x = 2.16258."""
     return {"decay": _printed_rate(real("excess", excess, 0.0))}
 
 
+@elementwise
 def binomial_tail_bound(n: int, probability: float, excess: float) -> dict[str, float]:
     """P(X >= (1+x)np) exactly and by Chernoff (Lemma 5 corrected, P-10b)."""
     n, probability, x = _binomial(n, probability, excess)
@@ -40,6 +43,7 @@ def binomial_tail_bound(n: int, probability: float, excess: float) -> dict[str, 
     }
 
 
+@elementwise
 def binomial_tail_bound_printed(n: int, probability: float, excess: float) -> float:
     """exp(-np x^2/(1+x)), Lemma 5 as printed: below the exact tail for instance at n=1000, p=0.1, x=0.3."""
     n, probability, x = _binomial(n, probability, excess)
@@ -52,6 +56,7 @@ def chernoff_crossing() -> float:
     return float(optimize.brentq(lambda x: rate(x) - _printed_rate(x), 1.0, 4.0, xtol=1e-15, rtol=1e-15))
 
 
+@elementwise
 def poisson_tail_bound(mean: float, excess: float) -> dict[str, float | bool]:
     """log P(X >= (1+x) mean) of a Poisson X, the Chernoff bound, and whether Lemma 5 as printed holds (P-10d)."""
     mean, x = positive("mean", mean), positive("excess", excess)
@@ -63,39 +68,46 @@ def poisson_tail_bound(mean: float, excess: float) -> dict[str, float | bool]:
     }
 
 
+@elementwise
 def poisson_tail_bound_printed(mean: float, excess: float) -> dict[str, float]:
     """-mean x^2/(1+x), the logarithm of Lemma 5's bound as printed."""
     return {"log_bound": -positive("mean", mean) * _printed_rate(positive("excess", excess))}
 
 
+@elementwise
 def max_load_failure(bins: int, count: int, factor: float = 3.0) -> float:
     """Union bound, from exact binomial tails, on P(some bin holds more than factor times the mean) (Lemma 6, P-11a)."""
     bins, count, factor = _balls(bins, count, factor)
     return load_union(bins, count, floor_near(factor * count / bins))
 
 
+@elementwise
 def max_load_failure_printed(bins: int, count: int, factor: float = 3.0) -> float:
     """n^(-1/3), Lemma 6 as printed (for factor 3 and at least n log n balls)."""
     bins, _, _ = _balls(bins, count, factor)
     return bins ** (-1.0 / 3.0)
 
 
+@elementwise
 def max_load_chernoff(bins: int, count: int, factor: float = 3.0) -> float:
     """Chernoff union bound of Lemma 6, n exp(-rate N/n), with the right rate (P-11b)."""
     bins, count, factor = _balls(bins, count, factor)
     return min(1.0, bins * math.exp(-rate(factor - 1.0) * count / bins))
 
 
+@elementwise
 def max_load_power(bins: int) -> float:
     """Provable failure n^(-(3 log 3 - 3)) of Lemma 6, for at least n log n balls (P-11c)."""
     return whole("bins", bins, 2) ** -(3.0 * math.log(3.0) - 3.0)
 
 
+@elementwise
 def max_load_power_printed(bins: int) -> float:
     """n^(-1/3), the failure that Lemma 6 states."""
     return whole("bins", bins, 2) ** (-1.0 / 3.0)
 
 
+@elementwise
 def load_factor(power: float) -> float:
     """Load factor that makes the failure n^(-power) provable for at least n log n balls (P-11d).
 
@@ -105,12 +117,14 @@ def load_factor(power: float) -> float:
     return math.exp(1.0 + float(special.lambertw(power / math.e).real))
 
 
+@elementwise
 def balls_needed(bins: int) -> int:
     """ceil(n log n), the number of balls Lemma 6 asks for (P-11e)."""
     bins = whole("bins", bins, 2)
     return math.ceil(bins * math.log(bins))
 
 
+@elementwise
 def load_failure_limit(log_bins: float) -> dict[str, float | bool]:
     """log of Lemma 6's union bound for n -> infinity with n log n balls and factor 3: Poisson loads (P-11f)."""
     mean = positive("log_bins", log_bins)
@@ -118,11 +132,13 @@ def load_failure_limit(log_bins: float) -> dict[str, float | bool]:
     return {"log_failure": log_failure, "printed_holds": log_failure <= -mean / 3.0}
 
 
+@elementwise
 def load_failure_limit_printed(log_bins: float) -> dict[str, float]:
     """-log(n)/3, the logarithm of the failure that Lemma 6 states."""
     return {"log_failure": -positive("log_bins", log_bins) / 3.0}
 
 
+@elementwise
 def load_probability(d: int, count: int, limit: int) -> dict[str, float]:
     """Exact probability that no row (column) of a d x d mask is drawn more than `limit` times (P-12a).
 
@@ -133,6 +149,7 @@ def load_probability(d: int, count: int, limit: int) -> dict[str, float]:
     return {"row": row, "column": row, "both": row * row}
 
 
+@elementwise
 def zero_count_probability(d: int, count: int, limit: int) -> dict[str, float]:
     """Exact probability that no line of a d x d mask holds more than `limit` distinct zeros, d <= 4 (P-12b).
 
@@ -147,12 +164,14 @@ def zero_count_probability(d: int, count: int, limit: int) -> dict[str, float]:
     return {"row": row, "column": row, "both": both}
 
 
+@elementwise
 def zero_count_probability_printed(d: int, count: int, limit: int) -> dict[str, float]:
     """row*column, as if the zero counts of rows and columns were independent: too large."""
     exact = zero_count_probability(d, count, limit)
     return {"both": exact["row"] * exact["column"]}
 
 
+@elementwise
 def mask_event_bound(rows: int, columns: int, count: int, factor: float = 3.0, replacement: bool = True) -> float:
     """Lower bound on the probability that no line holds more than `factor` times its mean load (P-12c)."""
     u_rows = max_load_failure(whole("rows", rows, 2), count, factor)
@@ -162,6 +181,7 @@ def mask_event_bound(rows: int, columns: int, count: int, factor: float = 3.0, r
     return max(0.0, 1.0 - u_rows - u_columns)
 
 
+@elementwise
 def mask_event_bound_printed(
     rows: int, columns: int, count: int, factor: float = 3.0, replacement: bool = True
 ) -> float:

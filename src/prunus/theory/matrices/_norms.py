@@ -12,17 +12,19 @@ from numpy.typing import ArrayLike
 
 from prunus.errors import BadInput
 from prunus.theory._domain import array, positive, probability, real, whole
-from prunus.theory._numbers import floor_near, fourth_moment
+from prunus.theory._numbers import elementwise, floor_near, fourth_moment
 
 # U[-b,b] lies below a normal with this many b as standard deviation in convex order (equal mean excess at 0).
 CONVEX = math.sqrt(2.0 * math.pi) / 4.0
 
 
+@elementwise
 def uniform_variance_proxy(half_width: float) -> float:
     """Sub-Gaussian variance proxy of U[-half_width, half_width], equal to its variance (Lemma 2, P-7a)."""
     return positive("half_width", half_width) ** 2 / 3.0
 
 
+@elementwise
 def lemma3_norm_bound(n: int, spread: float, constant: float, concentration: float) -> dict[str, float]:
     """Lemma 3 as printed, with its unspecified constants (P-7b): 2K(constant+1)/sqrt 3 fails with 2exp(-4 rate n)."""
     n = whole("n", n, 1)
@@ -33,23 +35,27 @@ def lemma3_norm_bound(n: int, spread: float, constant: float, concentration: flo
     }
 
 
+@elementwise
 def uniform_norm_mean_bound(rows: int, columns: int, spread: float = 1.0) -> float:
     """Explicit bound on the mean norm of a uniform matrix, 8.5 % above the limit when square (Lemma 3', P-7c)."""
     return CONVEX * positive("spread", spread) * _sides(rows, columns)
 
 
+@elementwise
 def uniform_norm_tail(rows: int, columns: int, excess: float, spread: float = 1.0) -> float:
     """P(norm > mean norm + excess) of a uniform matrix is at most this (Lemma 3', P-7d)."""
     n = _larger(rows, columns)
     return math.exp(-n * real("excess", excess, 0.0) ** 2 / (8.0 * positive("spread", spread) ** 2))
 
 
+@elementwise
 def uniform_norm_quantile(rows: int, columns: int, delta: float, spread: float = 1.0) -> float:
     """Norm bound of a uniform matrix that fails with probability at most delta (Lemma 3', P-7e)."""
     mean = uniform_norm_mean_bound(rows, columns, spread)
     return mean + spread * math.sqrt(8.0 * _log_inverse(delta) / _larger(rows, columns))
 
 
+@elementwise
 def convex_order_gap(x: float, half_width: float = 1.0) -> float:
     """E(N-x)_+ - E(U-x)_+ >= 0 for the uniform U and the normal N that dominates it in convex order (P-7f).
 
@@ -66,6 +72,7 @@ def convex_order_gap(x: float, half_width: float = 1.0) -> float:
     return sigma * density - x / 2.0 * math.erfc(z / math.sqrt(2.0))
 
 
+@elementwise
 def concentration_from_quantile(n: int, confidence: float) -> float:
     """The rate delta_0 = log(2/(1-q))/(4n) that taking the q-quantile as norm bound implies (Table 2, P-8a)."""
     n = whole("n", n, 1)
@@ -73,6 +80,7 @@ def concentration_from_quantile(n: int, confidence: float) -> float:
     return math.log(2.0 / (1.0 - confidence)) / (4.0 * n)
 
 
+@elementwise
 def uniform_norm_limit(rows: int, columns: int, spread: float = 1.0) -> float:
     """Limit of the mean norm of a large uniform matrix, approached from below (P-8c)."""
     return positive("spread", spread) * _sides(rows, columns) / math.sqrt(3.0)
@@ -93,6 +101,7 @@ def latala_bound(second: ArrayLike, fourth: ArrayLike, latala: float = 1.0) -> d
     return _latala(row, column, float(m4.sum()) ** 0.25, latala)
 
 
+@elementwise
 def latala_iid_bound(rows: int, columns: int, second: float, fourth: float, latala: float = 1.0) -> dict[str, float]:
     """Lemma 4 for identically distributed entries with the given moments (P-9b)."""
     rows, columns = whole("rows", rows, 1), whole("columns", columns, 1)
@@ -103,17 +112,20 @@ def latala_iid_bound(rows: int, columns: int, second: float, fourth: float, lata
     return _latala(row, column, (rows * columns * fourth) ** 0.25, latala)
 
 
+@elementwise
 def rademacher_row_ratio(n: int) -> float:
     """Norm over Lemma 4's three terms for one row of n random signs: no universal constant is smaller (P-9c)."""
     root = math.sqrt(whole("n", n, 1))
     return root / (root + 1.0 + math.sqrt(root))
 
 
+@elementwise
 def latala_limit(kurtosis: float) -> float:
     """Norm over Lemma 4's three terms for a large square matrix with independent, equal entries (P-9d)."""
     return 2.0 / (2.0 + real("kurtosis", kurtosis, 1.0) ** 0.25)
 
 
+@elementwise
 def random_mask_terms(
     d: int, exponent: float, kurtosis: float = 3.0, replacement: bool = True, kept: bool = False
 ) -> dict[str, float]:
@@ -137,6 +149,7 @@ def random_mask_terms(
     }
 
 
+@elementwise
 def random_mask_terms_printed(
     d: int, exponent: float, kurtosis: float = 3.0, replacement: bool = True, kept: bool = False
 ) -> dict[str, float]:
@@ -145,6 +158,7 @@ def random_mask_terms_printed(
     return random_mask_terms(d, exponent, kurtosis, replacement, kept=True)
 
 
+@elementwise
 def series_tail(rows: int, columns: int, sigma: float, load: int, excess: float) -> float:
     """P(norm >= excess) of a masked sub-Gaussian matrix, from the matrix series bound (P-9f)."""
     variance = _series_variance(sigma, load)
@@ -152,29 +166,34 @@ def series_tail(rows: int, columns: int, sigma: float, load: int, excess: float)
     return min(1.0, dimension * math.exp(-(real("excess", excess, 0.0) ** 2) / (2.0 * variance)))
 
 
+@elementwise
 def series_norm_mean(rows: int, columns: int, sigma: float, load: int) -> float:
     """Mean norm of a masked Gaussian matrix, from the matrix series bound (P-9g)."""
     return math.sqrt(2.0 * _series_variance(sigma, load) * math.log(_dimension(rows, columns)))
 
 
+@elementwise
 def series_norm_quantile(rows: int, columns: int, sigma: float, load: int, delta: float) -> float:
     """Norm of a masked sub-Gaussian matrix that is exceeded with probability at most delta (P-9h)."""
     log_union = math.log(_dimension(rows, columns)) + _log_inverse(delta)
     return math.sqrt(2.0 * _series_variance(sigma, load) * log_union)
 
 
+@elementwise
 def schur_bound(largest: float, row_load: int, column_load: int) -> float:
     """Deterministic norm bound from the largest magnitude and the counts per row and column (Schur, P-9i)."""
     row_load, column_load = whole("row_load", row_load, 0), whole("column_load", column_load, 0)
     return real("largest", largest, 0.0) * math.sqrt(row_load * column_load)
 
 
+@elementwise
 def normal_norm_quantile(rows: int, columns: int, sigma: float, delta: float) -> float:
     """Norm bound of a normal matrix that fails with probability at most delta (Gordon, P-16e)."""
     sides = math.sqrt(whole("rows", rows, 1)) + math.sqrt(whole("columns", columns, 1))
     return positive("sigma", sigma) * (sides + math.sqrt(2.0 * _log_inverse(delta)))
 
 
+@elementwise
 def mean_component_norm(mean: float, variance: float, rows: int, columns: int) -> dict[str, float]:
     """Norm of the rank-one part that a non-zero mean adds, beside the norm of the bulk (Table 1, P-24a)."""
     rows, columns = whole("rows", rows, 1), whole("columns", columns, 1)
@@ -185,11 +204,13 @@ def mean_component_norm(mean: float, variance: float, rows: int, columns: int) -
     }
 
 
+@elementwise
 def glorot_variance(fan_in: int, fan_out: int) -> float:
     """Variance of Glorot initialization, 2/(fan_in+fan_out) (App. D.1 corrected, P-24b)."""
     return 2.0 / (whole("fan_in", fan_in, 1) + whole("fan_out", fan_out, 1))
 
 
+@elementwise
 def glorot_variance_printed(fan_in: int, fan_out: int) -> float:
     """What App. D.1 calls the Glorot variance: the squared half-width of the uniform law, three times too large."""
     return 6.0 / (whole("fan_in", fan_in, 1) + whole("fan_out", fan_out, 1))

@@ -9,9 +9,10 @@ from numpy.typing import ArrayLike
 from scipy import linalg
 
 from prunus.theory._domain import whole
-from prunus.theory._numbers import reals
+from prunus.theory._numbers import elementwise, reals
 
 
+@elementwise
 def embedding_size(image: int, kernel: int, padding: int) -> dict[str, int]:
     """Circular size whose norm bounds the zero-padded convolution of side `image` (footnote 6 corrected, P-31a).
 
@@ -22,6 +23,7 @@ def embedding_size(image: int, kernel: int, padding: int) -> dict[str, int]:
     return {"size": image + max(padding, kernel - 1 - padding), "safe_size": image + kernel - 1}
 
 
+@elementwise
 def difference_operator_norms(image: int) -> dict[str, float]:
     """Norms of the kernel [1,-1] on a signal of length `image`: zero padding may exceed circular (P-31b)."""
     p = whole("image", image, 2)
@@ -29,6 +31,7 @@ def difference_operator_norms(image: int) -> dict[str, float]:
     return {"zero": 2.0 * math.cos(math.pi / (2 * p + 1)), "circular": circular}
 
 
+@elementwise
 def laplacian_operator_norms(image: int) -> dict[str, float]:
     """Norms of the kernel outer([1,-2,1],[1,-2,1]) with zero and circular padding (P-31c)."""
     p = whole("image", image, 3)
@@ -36,12 +39,14 @@ def laplacian_operator_norms(image: int) -> dict[str, float]:
     return {"zero": (2.0 + 2.0 * math.cos(math.pi / (p + 1))) ** 2, "circular": circular}
 
 
+@elementwise
 def average_pool_bound(kernel: int, stride: int) -> dict[str, float | bool]:
     """Norm bound ceil(k/s)/k of average pooling in two dimensions; exact where windows do not overlap (P-31d)."""
     kernel, stride = whole("kernel", kernel, 1), whole("stride", stride, 1)
     return {"bound": -(-kernel // stride) / kernel, "exact": stride >= kernel}
 
 
+@elementwise
 def average_pool_norm(image: int, kernel: int, stride: int) -> float:
     """Exact norm of average pooling in two dimensions without padding (P-31e).
 
@@ -57,6 +62,7 @@ def average_pool_norm(image: int, kernel: int, stride: int) -> float:
     return float(linalg.eigvals_banded(overlap, lower=True, select="i", select_range=(top, top))[0])
 
 
+@elementwise
 def max_pool_lipschitz(kernel: int, stride: int) -> int:
     """Lipschitz constant of max pooling in two dimensions: an input is seen by ceil(k/s)^2 windows (P-31f)."""
     return -(-whole("kernel", kernel, 1) // whole("stride", stride, 1))

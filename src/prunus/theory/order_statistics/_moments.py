@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from scipy import special
 
 from prunus.theory._domain import choice, positive, probability, real, whole
-from prunus.theory._numbers import log_gamma_ratio
+from prunus.theory._numbers import elementwise, log_gamma_ratio
 
 Array = NDArray[np.float64]
 LAWS = ("normal", "uniform", "laplace")
@@ -23,6 +23,7 @@ BISECTIONS = 30
 TAIL = -60.0  # left of this logit every quantile function here is linear in u, to full precision
 
 
+@elementwise
 def squared_order_moment(n: int, r: int, power: float = 1.0, half_width: float = 1.0) -> float:
     """E X_(r)^power of squared uniform weights X (Lemma 1, P-5), for any real power > -r/2.
 
@@ -35,6 +36,7 @@ def squared_order_moment(n: int, r: int, power: float = 1.0, half_width: float =
     return half_width**twice * math.exp(log_gamma_ratio(r, twice) - log_gamma_ratio(n + 1.0, twice))
 
 
+@elementwise
 def pruned_entry_moments(n: int, r: int, half_width: float = 1.0) -> dict[str, float]:
     """Second and fourth moment of an entry of the pruned difference (P-6a): zero unless among the r smallest.
 
@@ -48,6 +50,7 @@ def pruned_entry_moments(n: int, r: int, half_width: float = 1.0) -> dict[str, f
     return {"second": second, "fourth": fourth}
 
 
+@elementwise
 def pruned_entry_moments_printed(n: int, r: int, half_width: float = 1.0) -> dict[str, float]:
     """The bounds E X_(r) and E X_(r)^2 that the proof of Theorem 1 uses for every entry."""
     n = whole("n", n, 1)
@@ -61,6 +64,7 @@ def pruned_entry_moments_printed(n: int, r: int, half_width: float = 1.0) -> dic
     }
 
 
+@elementwise
 def pruned_threshold_mean(n: int, r: int, half_width: float = 1.0) -> float:
     """E |W|_(r+1), the smallest kept magnitude of uniform weights (P-6b)."""
     n = whole("n", n, 1)
@@ -68,6 +72,7 @@ def pruned_threshold_mean(n: int, r: int, half_width: float = 1.0) -> float:
     return positive("half_width", half_width) * (r + 1) / (n + 1)
 
 
+@elementwise
 def pruned_entry_correlation(n: int, r: int) -> float:
     """Correlation of the squares of two entries of the pruned difference (P-6c); not zero, so Lemma 4 needs care.
 
@@ -82,6 +87,7 @@ def pruned_entry_correlation(n: int, r: int) -> float:
     return float((both - second**2) / (fourth - second**2))
 
 
+@elementwise
 def threshold_quantile(n: int, r: int, delta: float, half_width: float = 1.0) -> float:
     """Level that the smallest kept magnitude of uniform weights exceeds with probability delta (P-16b)."""
     n = whole("n", n, 1)
@@ -90,6 +96,7 @@ def threshold_quantile(n: int, r: int, delta: float, half_width: float = 1.0) ->
     return positive("half_width", half_width) * float(special.betainccinv(r + 1, n - r, delta))
 
 
+@elementwise
 def magnitude_order_moment(n: int, r: int, power: float = 1.0, sigma: float = 1.0, law: str = "normal") -> float:
     """E |W|_(r)^power of independent weights (P-22a), exactly: F(|W|_(r)) is Beta(r, n-r+1).
 
@@ -113,6 +120,7 @@ def magnitude_order_moment(n: int, r: int, power: float = 1.0, sigma: float = 1.
     return sigma**power * (total + float(rest)) / float(density.sum())
 
 
+@elementwise
 def magnitude_order_cdf(n: int, r: int, x: float, sigma: float = 1.0) -> dict[str, float]:
     """P(|W|_(r) <= x) of normal weights: exact binomial tail, and Phi((nF-r)/sqrt r) (Theorem 4 corrected, P-22b)."""
     n, r, mean = _expected_below(n, r, x, sigma)
@@ -122,24 +130,28 @@ def magnitude_order_cdf(n: int, r: int, x: float, sigma: float = 1.0) -> dict[st
     }
 
 
+@elementwise
 def magnitude_order_cdf_printed(n: int, r: int, x: float, sigma: float = 1.0) -> float:
     """Phi(nF/sqrt r), the argument as printed in App. C.1: not centred, so it is one wherever it matters."""
     n, r, mean = _expected_below(n, r, x, sigma)
     return float(special.ndtr(mean / math.sqrt(r)))
 
 
+@elementwise
 def small_order_mean(n: int, r: int, sigma: float = 1.0) -> float:
     """First-order mean of a low normal magnitude, sigma sqrt(pi/2) r/(n+1) (P-22c)."""
     n, r = _rank(n, r)
     return positive("sigma", sigma) * math.sqrt(math.pi / 2.0) * r / (n + 1)
 
 
+@elementwise
 def small_order_mean_general(n: int, r: int, peak: float) -> float:
     """First-order mean r/(n peak) of a low magnitude whose density at zero is `peak` (P-22d)."""
     n, r = _rank(n, r)
     return r / (n * positive("peak", peak))
 
 
+@elementwise
 def correlated_order_moment(n: int, r: int, correlation: float, power: float = 1.0, sigma: float = 1.0) -> float:
     """E |w|_(r)^power of equicorrelated normal weights w_i = sigma(sqrt(c) z_0 + sqrt(1-c) z_i) (P-33, App. E.1).
 
