@@ -1,15 +1,13 @@
 """Exact selection against torch: global magnitude pruning, balanced masks, smaller masks, top indices.
 
-Run as `python -m benchmarks.select [--quick]`. One thread; every round times each contender once, in turn, so that a
-noisy moment hits all of them; ratios are medians of the ratios within a round. Answers are compared before any time
-counts.
+One thread. Every round times each contender once, in turn; ratios are medians of the ratios within a round. A call of
+the slowest peer takes half a minute, so nothing is run twice: the answers that are timed are also the ones compared.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import statistics
 import subprocess
 import sys
 import time
@@ -20,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import prune
 
+from benchmarks.harness import Samples, median, ratios
 from prunus import native, select
 
 Job = Callable[[], Any]
@@ -49,7 +48,7 @@ def _compare(
 ) -> list[dict[str, Any]]:
     """One row for each of our paths: the ratio to the peer, its spread over the rounds, and the medians in seconds."""
     contenders = {"peer": peer} | {path: _ours(path, job) for path in _paths()}
-    times: dict[str, list[float]] = {name: [] for name in contenders}
+    times: Samples = {name: [] for name in contenders}
     agree = dict.fromkeys(contenders, True)
     for _ in range(rounds):
         expected = None
@@ -62,10 +61,10 @@ def _compare(
             del answer
     rows = []
     for path in _paths():
-        ratios = [theirs / mine for theirs, mine in zip(times["peer"], times[path])]
-        row = {"job": title, "peer": peer_name, "path": path, "ratio": statistics.median(ratios)}
-        row |= {"lowest": min(ratios), "highest": max(ratios), "same answer": agree[path]}
-        row |= {"seconds": statistics.median(times[path]), "peer seconds": statistics.median(times["peer"])}
+        inner = [theirs / mine for theirs, mine in zip(times["peer"], times[path])]
+        row = {"job": title, "peer": peer_name, "path": path, "ratio": round(ratios(times, path)["peer"], 1)}
+        row |= {"lowest": round(min(inner), 1), "highest": round(max(inner), 1), "same answer": agree[path]}
+        row |= {"seconds": round(median(times[path]), 5), "peer seconds": round(median(times["peer"]), 5)}
         rows.append(row)
     return rows
 
@@ -147,7 +146,8 @@ def _top(quick: bool) -> list[dict[str, Any]]:
         return vector.abs().topk(count, sorted=False).indices.sort().values
 
     def same(theirs: Tensor, ours: Tensor) -> bool:
-        return theirs.shape == ours.shape and float((theirs != ours).float().mean()) < 0.01
+        """The same positions but for equal magnitudes, of which torch keeps any."""
+        return theirs.shape == ours.shape and torch.cat((theirs, ours)).unique().numel() <= count + 100
 
     def job() -> Tensor:
         return select.top_indices(vector, count)
@@ -175,7 +175,7 @@ def _extra_megabytes(path: str, count: int, side: int) -> float:
     """Peak memory of one call beyond scores and masks, in a process of its own."""
     environment = os.environ | {"PRUNUS_NATIVE": "0" if path == "torch" else "1"}
     command = [sys.executable, "-c", _MEMORY, str(count), str(side)]
-    return max(0.0, float(subprocess.run(command, env=environment, capture_output=True, check=True).stdout))
+    return round(max(0.0, float(subprocess.run(command, env=environment, capture_output=True, check=True).stdout)), 1)
 
 
 def run(quick: bool) -> list[dict[str, Any]]:
@@ -186,10 +186,3 @@ def run(quick: bool) -> list[dict[str, Any]]:
         return [row for part in (_global_magnitude, _balanced, _small_masks, _top) for row in part(quick)]
     finally:
         torch.set_num_threads(threads)
-
-
-if __name__ == "__main__":
-    for line in run("--quick" in sys.argv):
-        print(
-            "  ".join(f"{key} {value:.4g}" if isinstance(value, float) else str(value) for key, value in line.items())
-        )

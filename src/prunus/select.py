@@ -379,11 +379,13 @@ def _drop_in_equal_banks(scores: Tensor, drops: Sequence[int], bank: int, absolu
     wide = torch.float64 if scores.dtype == torch.float64 else torch.float32
     rows, columns = scores.shape
     wanted = torch.tensor(drops, device=scores.device)
-    step = max(1, _CHUNK // columns)
+    step = min(rows, max(1, _CHUNK // columns))
+    held = torch.empty(step, columns, dtype=wide, device=scores.device)
+    room = torch.empty(step * columns, dtype=wide, device=scores.device)
     for start in range(0, rows, step):
-        chunk = scores[start : start + step].detach().to(wide)
-        chunk = (chunk.abs() if absolute else chunk).reshape(-1, len(drops), bank)
-        ascending = _sorted_columns(chunk)
+        chunk = held[: min(step, rows - start)].copy_(scores[start : start + step].detach())
+        chunk = (chunk.abs_() if absolute else chunk).view(-1, len(drops), bank)
+        ascending = _sorted_columns(chunk, room)
         _refuse_nan(ascending[-1])  # NaN is carried to the end
         limit = torch.full(chunk.shape[:2], -math.inf, dtype=wide, device=chunk.device)
         tied = (wanted == 0).expand_as(limit)  # where nothing goes, -Inf stays too
@@ -392,9 +394,9 @@ def _drop_in_equal_banks(scores: Tensor, drops: Sequence[int], bank: int, absolu
             limit = torch.where(here, ascending[drop - 1], limit)
             if drop < bank:
                 tied = tied | (here & (ascending[drop - 1] == ascending[drop]))
-        kept = chunk > limit.unsqueeze(2)
+        kept = mask[start : start + step].unflatten(1, (len(drops), bank))
+        torch.gt(chunk, limit.unsqueeze(2), out=kept)
         _settle_ties(chunk, limit, kept, bank - wanted, tied)
-        mask[start : start + step] = kept.view(-1, columns)
 
 
 def _settle_ties(chunk: Tensor, limit: Tensor, kept: Tensor, keep: Tensor, tied: Tensor) -> None:
@@ -408,14 +410,18 @@ def _settle_ties(chunk: Tensor, limit: Tensor, kept: Tensor, keep: Tensor, tied:
     kept[where] |= equal & (later <= missing.unsqueeze(1))
 
 
-def _sorted_columns(chunk: Tensor) -> list[Tensor]:
-    """The scores (rows, banks, bank) of every bank in ascending order: `bank` tensors (rows, banks)."""
+def _sorted_columns(chunk: Tensor, room: Tensor) -> list[Tensor]:
+    """The scores (rows, banks, bank) of every bank in ascending order: `bank` tensors (rows, banks), kept in `room`."""
     bank = chunk.shape[2]
     if bank > _NETWORK:
         return list(chunk.sort(2).values.unbind(2))
-    lanes = list(chunk.permute(2, 0, 1).contiguous().unbind(0))
+    across = room[: chunk.numel()].view(bank, -1).copy_(chunk.view(-1, bank).t())
+    lanes = list(across.view(bank, *chunk.shape[:2]).unbind(0))
+    spare = torch.empty_like(lanes[0])
     for i, j in _network(bank):
-        lanes[i], lanes[j] = torch.minimum(lanes[i], lanes[j]), torch.maximum(lanes[i], lanes[j])
+        torch.minimum(lanes[i], lanes[j], out=spare)
+        torch.maximum(lanes[i], lanes[j], out=lanes[j])
+        lanes[i], spare = spare, lanes[i]
     return lanes
 
 
