@@ -99,11 +99,6 @@ class Mutant:
     before: str
     after: str
 
-    @property
-    def key(self) -> tuple[str, str, str, str]:
-        """What a recorded explanation is found by: line numbers move, the rest rarely does."""
-        return self.file, self.function, self.before, self.after
-
 
 @dataclass(frozen=True)
 class Candidate:
@@ -288,19 +283,20 @@ def measure(drawn: Sequence[Mutant], jobs: int, timeout: float) -> list[Mutant]:
     return survivors
 
 
-def explanations(path: Path = SURVIVORS) -> dict[tuple[str, str, str, str], str]:
-    """Recorded reasons why a mutant may survive, by what it changes."""
-    if not path.exists():
-        return {}
-    entries = tomllib.loads(path.read_text("utf8")).get("survivor", [])
-    return {(e["file"], e["function"], e["before"], e["after"]): e["why"] for e in entries}
+def explanation(mutant: Mutant, entries: Sequence[dict[str, str]]) -> str:
+    """The recorded reason why a mutant may survive: same file and function, `code` occurs in what it changes."""
+    for entry in entries:
+        same_place = entry["file"] == mutant.file and entry["function"] == mutant.function
+        if same_place and entry.get("code", "") in mutant.before:
+            return entry["why"]
+    return ""
 
 
 def report(drawn: Sequence[Mutant], survivors: Sequence[Mutant], seed: int) -> float:
     """Write the evidence; returns the killed share."""
     from support.evidence import record
 
-    reasons = explanations()
+    entries = tomllib.loads(SURVIVORS.read_text("utf8"))["survivor"] if SURVIVORS.exists() else []
     share = 1 - len(survivors) / len(drawn)
     by_file, lost = Counter(subject_of(m.file) for m in drawn), Counter(subject_of(m.file) for m in survivors)
     subjects = ", ".join(f"{name} {count - lost[name]}/{count}" for name, count in sorted(by_file.items()))
@@ -315,7 +311,7 @@ def report(drawn: Sequence[Mutant], survivors: Sequence[Mutant], seed: int) -> f
             "function": m.function,
             "before": m.before,
             "after": m.after,
-            "explanation": reasons.get(m.key, ""),
+            "explanation": explanation(m, entries),
         }
         for m in survivors
     ]

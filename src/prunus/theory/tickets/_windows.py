@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-_FULL_SUM = 4096  # above this many neurons the binomial sum is cut far out in its tails
+_CUT = 40  # standard deviations, and ten more counts each, after which a binomial sum is cut
 
 
 def log_miss(window: float, resamples: int) -> float:
@@ -60,7 +60,7 @@ def _binomial(n: int, miss: float) -> tuple[np.ndarray, np.ndarray]:
     if math.exp(miss) == 0 or p == 0:
         return np.array([n if p else 0]), np.array([1.0])
     mode = min(n, int((n + 1) * p))
-    reach = n if n <= _FULL_SUM else int(40 * math.sqrt(n * p * math.exp(miss))) + 400
+    reach = int(_CUT * (math.sqrt(n * p * math.exp(miss)) + 10))
     low, high = max(0, mode - reach), min(n, mode + reach)
     log_odds = math.log(p) - miss
     up = np.arange(mode, high, dtype=np.float64)
