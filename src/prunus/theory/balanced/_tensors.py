@@ -88,7 +88,7 @@ def _random_layout(energies: NDArray[np.float64], bank: int, r: int) -> float:
     for direction in (1, -1):
         level, position = 0.0, mode
         while level > _NEGLIGIBLE and first <= position + direction <= last:
-            count = min(_CHUNK, last - position if direction > 0 else position - first)
+            count = min(_CHUNK, last - position if direction == 1 else position - first)
             steps = position + direction * np.arange(count, dtype=np.float64)
             logs = np.cumsum(_log_ratio(steps, direction, n, bank, r))
             masses = np.exp(level + logs)
@@ -101,7 +101,7 @@ def _random_layout(energies: NDArray[np.float64], bank: int, r: int) -> float:
 
 def _log_ratio(position: NDArray[np.float64], direction: int, n: int, bank: int, r: int) -> NDArray[np.float64]:
     """log P(L = position + direction) - log P(L = position)."""
-    start = position if direction > 0 else position - 1.0
+    start = position if direction == 1 else position - 1.0
     grow = np.log1p((r - 1) / (start + 2.0 - r))
     shrink = np.log1p(-(bank - r - 1) / (n - 2.0 - start))
     return direction * (grow + shrink)

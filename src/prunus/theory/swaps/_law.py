@@ -179,9 +179,9 @@ class SwapLaw:
             # The largest term is P(0), 1 to all digits.
             return log_binomial(self.m, swaps) + log_binomial(self.others, swaps) - 2.0 * self.theta * swaps
         direction, ratio = (1, self.up) if swaps > self.mode else (-1, self.down)
-        parts = [math.log(float(probabilities[self.mode - low])), (swaps - self.mode) * self.odds[1]]
+        parts = [math.log(float(probabilities[self.mode - low]))]
         for start in range(self.mode, swaps, direction * _CHUNK):
-            stop = min(start + _CHUNK, swaps) if direction > 0 else max(start - _CHUNK, swaps)
+            stop = min(start + _CHUNK, swaps) if direction == 1 else max(start - _CHUNK, swaps)
             parts.append(float(np.log(ratio(np.arange(start, stop, direction, dtype=np.float64))).sum()))
         return math.fsum(parts)
 
@@ -202,8 +202,8 @@ class SwapLaw:
         return self._tail(swaps, -1) if swaps <= self.mode else 1.0 - self.at_least(swaps + 1)
 
     def _tail(self, start: int, direction: int) -> float:
-        ratio = self.up if direction > 0 else self.down
-        room = self.most - start if direction > 0 else start
+        ratio = self.up if direction == 1 else self.down
+        room = self.most - start if direction == 1 else start
         width = int(10.0 * math.sqrt(self.saddle[1])) + 32
         weights = outward(ratio, start, direction, room, width, 1e-20)
         return math.exp(self.log_probability(start)) * (1.0 + float(weights.sum()))
