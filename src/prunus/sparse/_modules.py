@@ -20,6 +20,7 @@ class PackedModule(nn.Module):
 
     values: Tensor
     index: Tensor
+    bias: nn.Parameter | None
 
     def __init__(self, packed: Packed, bias: Tensor | None) -> None:
         super().__init__()
@@ -27,14 +28,15 @@ class PackedModule(nn.Module):
         tensors = packed.tensors()
         for field in _FIELDS:
             self.register_buffer(field, tensors.get(field))
-        self.bias = None if bias is None else nn.Parameter(bias.detach().to(torch.float32).clone())
+        parameter = None if bias is None else nn.Parameter(bias.detach().to(torch.float32).clone())
+        self.register_parameter("bias", parameter)
         self._view: Packed | None = None
 
     @property
     def packed(self) -> Packed:
         """The weight as a `Packed` over the module's buffers."""
-        view = self._view
-        if view is None or view.values is not self.values or view.index is not self.index:
+        view, buffers = self._view, self._buffers
+        if view is None or view.values is not buffers["values"] or view.index is not buffers["index"]:
             view = Packed(self.rows, self.cols, self.bank, *(getattr(self, field) for field in _FIELDS))
             self._view = view
         return view
@@ -48,7 +50,8 @@ class PackedModule(nn.Module):
             return False
         if not torch.is_grad_enabled():
             return True
-        return not (x.requires_grad or (self.bias is not None and self.bias.requires_grad))
+        bias = self._parameters["bias"]
+        return not (x.requires_grad or (bias is not None and bias.requires_grad))
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_view": None}  # the view holds addresses of this object's tensors
@@ -90,7 +93,7 @@ class BalancedLinear(PackedModule):
 
     def forward(self, x: Tensor) -> Tensor:
         if self.plain(x):
-            return _ops.run_linear(self.packed, x, self.bias, self.relu)
+            return _ops.run_linear(self.packed, x, self._parameters["bias"], self.relu)
         return torch.ops.prunus.sparse_linear(x, self.bias, self.tensors(), self.rows, self.cols, self.bank, self.relu)
 
     def extra_repr(self) -> str:
@@ -129,7 +132,7 @@ class SparseConv2d(PackedModule):
 
     def forward(self, x: Tensor, other: Tensor | None = None) -> Tensor:
         if self.plain(x) and (other is None or self.plain(other)):
-            return _ops.run_conv2d(self.packed, self.geometry, x, self.bias, other, self.relu)
+            return _ops.run_conv2d(self.packed, self.geometry, x, self._parameters["bias"], other, self.relu)
         numbers = self.geometry.numbers()
         return torch.ops.prunus.sparse_conv2d(
             x, self.bias, other, self.tensors(), self.rows, self.cols, self.bank, self.relu, numbers

@@ -7,7 +7,6 @@ matrix.
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import torch
@@ -53,7 +52,7 @@ def run_linear(
 def check_input(packed: Packed, x: Tensor) -> None:
     if x.dim() == 0 or x.shape[-1] != packed.cols:
         raise BadInput(f"The layer takes inputs of width {packed.cols}, but got shape {tuple(x.shape)}.")
-    if x.dtype != torch.float32 or x.device.type != "cpu":
+    if x.dtype != torch.float32 or not x.is_cpu:
         raise BadInput(f"Sparse layers run float32 on the CPU, but the input is {x.dtype} on {x.device}.")
 
 
@@ -110,11 +109,6 @@ def _(grad: Tensor, tensors: list[Tensor], rows: int, cols: int, bank: int) -> T
 # ------------------------------------------------------------------------------------------------------- convolutions
 
 
-@functools.lru_cache(maxsize=1024)
-def _sizes(geometry: Geometry) -> Tensor:
-    return torch.tensor([*geometry.kernel, *geometry.stride, *geometry.padding, *geometry.dilation])
-
-
 def run_conv2d(
     packed: Packed,
     geometry: Geometry,
@@ -125,7 +119,8 @@ def run_conv2d(
 ) -> Tensor:
     """act(conv(x) + bias + other), x (n, inputs, h, w) -> (n, outputs, h', w'), float32. No gradients."""
     height, width = check_image(geometry, x)
-    shape = (x.shape[0], geometry.outputs, height, width)
+    batch, channels, *pixels = x.shape
+    shape = (batch, geometry.outputs, height, width)
     if other is not None:
         if other.shape != shape or other.dtype != torch.float32:
             raise BadInput(f"What is added must be float32 of shape {shape}, not {other.dtype} {tuple(other.shape)}.")
@@ -146,19 +141,22 @@ def run_conv2d(
         0 if other is None else other.data_ptr(),
         relu,
         torch.get_num_threads(),
-        *x.shape,
-        _sizes(geometry).data_ptr(),
+        batch,
+        channels,
+        *pixels,
+        geometry.sizes.data_ptr(),
     )
     return out
 
 
 def check_image(geometry: Geometry, x: Tensor) -> tuple[int, int]:
     """Height and width of the output, or one sentence that says why there is none."""
-    if x.dim() != 4 or x.shape[1] != geometry.inputs:
+    shape = x.shape
+    if len(shape) != 4 or shape[1] != geometry.inputs:
         raise BadInput(f"The layer takes images (n, {geometry.inputs}, h, w), but got shape {tuple(x.shape)}.")
-    if x.dtype != torch.float32 or x.device.type != "cpu":
+    if x.dtype != torch.float32 or not x.is_cpu:
         raise BadInput(f"Sparse layers run float32 on the CPU, but the input is {x.dtype} on {x.device}.")
-    height, width = geometry.output(x.shape[2], x.shape[3])
+    height, width = geometry.output(shape[2], shape[3])
     if height < 1 or width < 1:
         raise BadInput(f"Images of {x.shape[2]} x {x.shape[3]} pixels are smaller than the kernel {geometry.kernel}.")
     return height, width

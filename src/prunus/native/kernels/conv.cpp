@@ -1,9 +1,10 @@
 // Two-dimensional convolution as a sparse matrix times pixels: the tile kernel with pixels in the lanes.
 //
 // The image is copied once into planes, one for each channel and each phase of the stride, padded with zeros, so that
-// one (tap, channel) is one plane read at a fixed distance, and neighbouring output pixels are neighbours in it. Output
-// pixels are counted over whole plane rows: the few between two rows of the image are computed and dropped. With stride
-// one the padding on the right of a row is that on the left of the next. A 1x1 convolution reads the image itself.
+// one (tap, channel) is one plane read at a fixed distance, and neighbouring output pixels are neighbours in it. Where the
+// output's width is a multiple of the register's, each register of a tile takes its own part of a row; otherwise pixels
+// are counted over whole plane rows, and the few between two rows of the image are computed and dropped. With stride one
+// the padding on the right of a row is that on the left of the next. A 1x1 convolution reads the image itself.
 #include <algorithm>
 #include <cstring>
 
@@ -24,6 +25,7 @@ struct Geometry {
     int64_t pixels;                // counted over whole rows
     int64_t channels;              // planes of one phase: channels, rounded up to whole banks
     bool direct;                   // the image itself serves as planes
+    bool by_row;                   // registers never cross from one row of the output to the next
 };
 
 int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -40,6 +42,7 @@ Geometry geometry(const Level &level, const Packed &p, const Conv &c) {
     const int64_t whole = level.width * level.max_vectors;
     g.direct = g.taps == 1 && c.stride_y == 1 && c.stride_x == 1 && c.pad_y == 0 && c.pad_x == 0 && g.pixels >= whole &&
                (c.channels < p.bank || c.channels % p.bank == 0);
+    g.by_row = !g.direct && g.out_w % level.width == 0;
     g.channels = g.direct || c.channels < p.bank ? c.channels : divide_up(c.channels, p.bank) * p.bank;
     const int64_t readable = divide_up(g.pixels, level.width) * level.width + shift_y * g.pitch + shift_x;
     g.plane = g.direct ? g.pixels : divide_up(std::max(readable, g.plane_rows * g.pitch + c.pad_x), 16) * 16;
@@ -53,11 +56,20 @@ int64_t tap_offset(const Geometry &g, const Conv &c, int64_t ky, int64_t kx) {
     return phase * g.channels * g.plane + (y / c.stride_y) * g.pitch + x / c.stride_x;
 }
 
-void copy_row(const Conv &c, const float *from, int64_t phase_x, int64_t pitch, float *to) {
+void copy_row(const Level &level, const Conv &c, const float *from, int64_t phase_x, int64_t pitch, float *to) {
     if (c.stride_x == 1) {
-        std::fill(to, to + c.pad_x, 0.0f);
-        std::memcpy(to + c.pad_x, from, size_t(c.width) * sizeof(float));
-        std::fill(to + std::min(pitch, c.pad_x + c.width), to + pitch, 0.0f);
+        for (int64_t j = 0; j < c.pad_x; ++j) to[j] = 0.0f;
+        level.copy(from, c.width, to + c.pad_x);
+        for (int64_t j = c.pad_x + c.width; j < pitch; ++j) to[j] = 0.0f;
+        return;
+    }
+    if (c.stride_x == 2) {  // the common stride, without a test for each pixel
+        const int64_t first = (c.pad_x - phase_x + 1) / 2, end = std::min(pitch, (c.width + c.pad_x - phase_x + 1) / 2);
+        int64_t j = 0;
+        for (; j < std::min(first, pitch); ++j) to[j] = 0.0f;
+        const float *at = from + phase_x - c.pad_x;
+        for (; j < end; ++j) to[j] = at[2 * j];
+        for (; j < pitch; ++j) to[j] = 0.0f;
         return;
     }
     for (int64_t j = 0; j < pitch; ++j) {
@@ -66,7 +78,7 @@ void copy_row(const Conv &c, const float *from, int64_t phase_x, int64_t pitch, 
     }
 }
 
-void make_planes(const Geometry &g, const Conv &c, const float *image, int64_t channel, float *planes) {
+void make_planes(const Level &level, const Geometry &g, const Conv &c, const float *image, int64_t channel, float *planes) {
     const float *from = image + channel * c.height * c.width;
     for (int64_t py = 0; py < g.phases_y; ++py)
         for (int64_t px = 0; px < g.phases_x; ++px) {
@@ -75,7 +87,7 @@ void make_planes(const Geometry &g, const Conv &c, const float *image, int64_t c
                 const int64_t y = i * c.stride_y + py - c.pad_y;
                 float *row = plane + i * g.pitch;
                 if (y >= 0 && y < c.height)
-                    copy_row(c, from + y * c.width, px, g.pitch, row);
+                    copy_row(level, c, from + y * c.width, px, g.pitch, row);
                 else
                     std::fill(row, row + g.pitch, 0.0f);
             }
@@ -136,38 +148,52 @@ struct Job {
         }
     }
 
-    int64_t vectors() const { return divide_up(g.pixels, level.width); }
+    int64_t vectors() const { return divide_up(g.by_row ? g.out_h * g.out_w : g.pixels, level.width); }
     int64_t tiles() const { return divide_up(vectors(), level.max_vectors); }
 
     void run_tile(int64_t tile, const float *planes, int64_t image, float *y) const {
-        const int64_t v0 = vectors() * tile / tiles(), v1 = vectors() * (tile + 1) / tiles();
-        const int64_t first = v0 * level.width, last = std::min(v1 * level.width, g.pixels);
-        const int64_t ld = (v1 - v0) * level.width;
-        const int64_t start = g.direct ? std::min(first, g.pixels - ld) : first;  // never read past the image
+        const int64_t v0 = vectors() * tile / tiles(), v1 = vectors() * (tile + 1) / tiles(), width = level.width;
+        const int64_t ld = (v1 - v0) * width;
+        const float *parts[max_parts];
+        Run *runs = static_cast<Run *>(scratch(7, (ld + 2) * int64_t(sizeof(Run))));
+        int64_t count = 0;
+        if (g.by_row) {
+            for (int64_t v = v0; v < v1; ++v) {
+                const int64_t row = v * width / g.out_w, column = v * width % g.out_w;
+                parts[v - v0] = planes + row * g.pitch + column;
+            }
+            runs[count++] = {0, v0 * width, ld};
+        } else {
+            const int64_t first = v0 * width, last = std::min(v1 * width, g.pixels);
+            const int64_t start = g.direct ? std::min(first, g.pixels - ld) : first;  // never read past the image
+            for (int64_t v = 0; v < v1 - v0; ++v) parts[v] = planes + start + v * width;
+            count = flat_runs(start, first, last, runs);
+        }
         float *acc = static_cast<float *>(scratch(1, p.groups * lanes * ld * int64_t(sizeof(float))));
-        std::fill(acc, acc + p.groups * lanes * ld, 0.0f);
         for (int64_t b = 0; b < blocks; ++b)
             for (int64_t q = 0; q < p.groups; ++q) {
                 const int64_t *cut = cuts + q * (blocks + 1) + b;
-                if (cut[0] == cut[1]) continue;
+                if (cut[0] == cut[1] && b > 0) continue;
                 const int64_t at = (p.slot_start[q] + cut[0]) * lanes, rows = std::min(lanes, p.rows - q * lanes);
-                level.tile({planes + start, acc + q * lanes * ld, cut[1] - cut[0], rows, int(v1 - v0), offsets + at, values + at});
+                level.tile({parts, acc + q * lanes * ld, b == 0, cut[1] - cut[0], rows, int(v1 - v0), offsets + at, values + at});
             }
-        finish(acc, ld, start, first, last, image, y);
+        const int64_t out_plane = g.out_h * g.out_w, skip = image * p.rows * out_plane;
+        level.finish({acc, ld, p.rows, out_plane, runs, count, f.scale, f.bias, f.other ? f.other + skip : nullptr, f.relu, y + skip});
     }
 
-    void finish(const float *acc, int64_t ld, int64_t start, int64_t first, int64_t last, int64_t image, float *y) const {
-        const int64_t out_plane = g.out_h * g.out_w;
-        Run *runs = static_cast<Run *>(scratch(7, (ld / g.out_w + 3) * int64_t(sizeof(Run))));
-        int64_t count = 0;
-        for (int64_t at = first; at < last;) {
-            const int64_t row = at / g.pitch, column = at % g.pitch;
-            const int64_t end = g.pitch == g.out_w ? last : std::min(last, row * g.pitch + g.out_w);
-            if (column < g.out_w) runs[count++] = {at - start, row * g.out_w + column, end - at};
-            at = g.pitch == g.out_w ? last : (row + 1) * g.pitch;
+    // Which pixels of a tile are real, where pixels are counted over whole plane rows.
+    int64_t flat_runs(int64_t start, int64_t first, int64_t last, Run *runs) const {
+        if (g.pitch == g.out_w) {
+            runs[0] = {first - start, first, last - first};
+            return 1;
         }
-        const int64_t skip = image * p.rows * out_plane;
-        level.finish({acc, ld, p.rows, out_plane, runs, count, f.scale, f.bias, f.other ? f.other + skip : nullptr, f.relu, y + skip});
+        int64_t count = 0;
+        for (int64_t at = first; at < last; at = (at / g.pitch + 1) * g.pitch) {
+            const int64_t row = at / g.pitch, column = at % g.pitch;
+            if (column < g.out_w)
+                runs[count++] = {at - start, row * g.out_w + column, std::min(last, row * g.pitch + g.out_w) - at};
+        }
+        return count;
     }
 };
 
@@ -187,7 +213,7 @@ void conv(const Level &level, const Packed &p, const Conv &c, const float *x, fl
             float *planes = nullptr;
             if (!g.direct) {
                 planes = static_cast<float *>(scratch(2, bytes));
-                for (int64_t k = 0; k < c.channels; ++k) make_planes(g, c, image, k, planes);
+                for (int64_t k = 0; k < c.channels; ++k) make_planes(level, g, c, image, k, planes);
             }
             for (int64_t t = 0; t < job.tiles(); ++t) job.run_tile(t, g.direct ? image : planes, n, y);
         });
@@ -201,7 +227,7 @@ void conv(const Level &level, const Packed &p, const Conv &c, const float *x, fl
             const int64_t parts = std::min<int64_t>(c.channels, 2 * threads);
             parallel(threads, parts, [&](int64_t part) {
                 for (int64_t k = c.channels * part / parts; k < c.channels * (part + 1) / parts; ++k)
-                    make_planes(g, c, image, k, planes);
+                    make_planes(level, g, c, image, k, planes);
             });
         }
         parallel(threads, job.tiles(), [&](int64_t t) { job.run_tile(t, g.direct ? image : planes, n, y); });

@@ -14,6 +14,7 @@ namespace prunus {
 namespace kernels {
 
 constexpr int64_t lanes = 16;
+constexpr int max_parts = 8;  // registers of samples in any tile
 
 enum class Values : int { f32 = 0, bf16 = 1, i8 = 2 };
 
@@ -41,8 +42,9 @@ struct Columns {
 
 // One group's share of one tile: acc[row][sample] += sum over some slots of value * x[column][sample].
 struct Tile {
-    const float *x;
+    const float *const *x;  // where each register of samples begins
     float *acc;
+    bool fresh;  // the sums start at zero instead of what acc holds
     int64_t slots;
     int64_t rows;  // rows of the group that exist
     int vectors;   // samples in the tile / width, 1 .. max_vectors
@@ -87,6 +89,7 @@ struct Level {
     // acc[rows][ld] -> y (samples x rows, leading dimension ldy).
     void (*from_tile)(const float *acc, int64_t ld, int64_t rows, int64_t samples, float *y, int64_t ldy);
     void (*finish)(const Ending &);
+    void (*copy)(const float *from, int64_t count, float *to);
 };
 
 const Level &portable_level();

@@ -91,6 +91,8 @@ struct TileJob {
         std::fill(cursor, cursor + (g1 - g0), int64_t(0));
         start(acc, ld);
         const Columns columns = {base, uint32_t(ld), nullptr};
+        const float *parts[max_parts];
+        for (int v = 0; v < vectors; ++v) parts[v] = xt + v * level.width;
         for (int64_t b = 0; b < banks; b += block) {
             const int64_t last_bank = std::min(banks, b + block), c = b * p.bank;
             level.to_tile(x + c, ldx, samples, std::min(p.cols, last_bank * p.bank) - c, ld, xt);
@@ -104,7 +106,7 @@ struct TileJob {
                 level.decode(p, columns, g, first, last, offsets);
                 const float *values = level.values(p, g, first, last, decoded);
                 const int64_t here = std::min(lanes, p.rows - g * lanes);
-                level.tile({xt, acc + (g - g0) * lanes * ld, last - first, here, vectors, offsets, values});
+                level.tile({parts, acc + (g - g0) * lanes * ld, false, last - first, here, vectors, offsets, values});
             }
         }
         end(acc, ld);

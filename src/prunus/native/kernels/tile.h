@@ -9,25 +9,38 @@
 typedef uint64_t __attribute__((may_alias, aligned(4))) offset_pair;
 
 template <int R, int V>
-inline void rows_kernel(const float *x, const uint32_t *offsets, const float *values, int64_t slots, float *acc) {
+inline void rows_kernel(const Tile &t, int64_t row) {
     constexpr int64_t ld = int64_t(V) * W;
+    const uint32_t *offsets = t.offsets + row;
+    const float *values = t.values + row;
+    float *acc = t.acc + row * ld;
+    const float *x[V];
     vec sum[R][V];
 #pragma GCC unroll 8
-    for (int r = 0; r < R; ++r)
+    for (int v = 0; v < V; ++v) x[v] = t.x[v];
+    if (t.fresh) {
 #pragma GCC unroll 8
-        for (int v = 0; v < V; ++v) sum[r][v] = load(acc + r * ld + v * W);
-    for (int64_t s = 0; s < slots; ++s, offsets += lanes, values += lanes) {
+        for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+            for (int v = 0; v < V; ++v) sum[r][v] = all(0.0f);
+    } else {
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+            for (int v = 0; v < V; ++v) sum[r][v] = load(acc + r * ld + v * W);
+    }
+    for (int64_t s = t.slots; s > 0; --s, offsets += lanes, values += lanes) {
         vec weight[R];
         splat_rows<R>(values, weight);
 #pragma GCC unroll 8
         for (int r = 0; r < R; r += 2) {
             // Loads are what limits this loop: two offsets come in one.
             const uint64_t pair = *reinterpret_cast<const offset_pair *>(offsets + r);
-            const float *column = x + uint32_t(pair), *next = x + (pair >> 32);
+            const uint64_t first = uint32_t(pair), second = pair >> 32;
 #pragma GCC unroll 8
-            for (int v = 0; v < V; ++v) sum[r][v] = fma(weight[r], load(column + v * W), sum[r][v]);
+            for (int v = 0; v < V; ++v) sum[r][v] = fma(weight[r], load(x[v] + first), sum[r][v]);
 #pragma GCC unroll 8
-            for (int v = 0; v < V; ++v) sum[r + 1][v] = fma(weight[r + 1], load(next + v * W), sum[r + 1][v]);
+            for (int v = 0; v < V; ++v) sum[r + 1][v] = fma(weight[r + 1], load(x[v] + second), sum[r + 1][v]);
         }
     }
 #pragma GCC unroll 8
@@ -38,8 +51,7 @@ inline void rows_kernel(const float *x, const uint32_t *offsets, const float *va
 
 template <int R, int V>
 inline void group_kernel(const Tile &t) {
-    constexpr int64_t ld = int64_t(V) * W;
-    for (int64_t r = 0; r < t.rows; r += R) rows_kernel<R, V>(t.x, t.offsets + r, t.values + r, t.slots, t.acc + r * ld);
+    for (int64_t r = 0; r < t.rows; r += R) rows_kernel<R, V>(t, r);
 }
 
 void decode_offsets(const Packed &p, const Columns &c, int64_t group, int64_t first, int64_t last, uint32_t *out) {
@@ -90,17 +102,30 @@ void finish_tile(const Ending &e) {
             const float *acc = e.acc + r * e.ld + run->from;
             float *out = e.out + r * e.plane + run->to;
             const float *other = e.other ? e.other + r * e.plane + run->to : nullptr;
-            int64_t i = 0;
-            for (; i + W <= run->count; i += W) {
+            const auto at = [&](int64_t i) {
                 vec v = fma(load(acc + i), scales, biases);
                 if (other) v = add(v, load(other + i));
                 store(out + i, e.relu ? positive(v) : v);
+            };
+            if (run->count >= W) {
+                for (int64_t i = 0; i + W <= run->count; i += W) at(i);
+                if (run->count % W && e.out != e.acc) at(run->count - W);  // the last ones again, not one by one
+                if (e.out != e.acc) continue;
             }
-            for (; i < run->count; ++i) {
+            for (int64_t i = run->count / W * W; i < run->count; ++i) {
                 float v = acc[i] * scale + bias;
                 if (other) v += other[i];
                 out[i] = e.relu && v < 0.0f ? 0.0f : v;  // keeps NaN, as torch does
             }
         }
     }
+}
+
+void copy_floats(const float *from, int64_t count, float *to) {
+    if (count < W) {
+        for (int64_t i = 0; i < count; ++i) to[i] = from[i];
+        return;
+    }
+    for (int64_t i = 0; i + W <= count; i += W) store(to + i, load(from + i));
+    if (count % W) store(to + count - W, load(from + count - W));
 }
