@@ -25,6 +25,41 @@ def bad_arguments(*modules: str, letters: str = "P") -> list[Any]:
     return found
 
 
+def boundary_arguments(*modules: str, letters: str = "P") -> list[Any]:
+    """(claim, argument, value) for every argument whose description includes an end of its range: that end."""
+    found = []
+    for claim in claims.values():
+        if claim.module in modules and claim.id[0] in letters and claim.cases:
+            for name, meaning in claim.arguments.items():
+                for value in included(meaning):
+                    found.append(pytest.param(claim, name, value, id=f"{claim.id}-{name}={value!r}"))
+    return found
+
+
+def included(meaning: str) -> list[Any]:
+    """Ends of the range that a description such as "float: share (0 < share <= 1)" includes: here 1."""
+    kind, _, text = meaning.partition(":")
+    values = []
+    if both := re.search(rf"\({NUMBER} (<=?) \w+ (<=?) {NUMBER}", text):
+        low, first, second, high = both.groups()
+        values = [float(low)] * (first == "<=") + [float(high)] * (second == "<=")
+    elif one := re.search(rf">= {NUMBER}", text):
+        values = [float(one.group(1))]
+    if kind not in ("int", "float"):
+        return []
+    return [int(value) if kind == "int" else value for value in values]
+
+
+def admit(claim: Claim, name: str, value: Any) -> None:
+    """The claim, given its first case with one argument at an end of its range, must not refuse that argument."""
+    case = next(case for case in claim.cases if not case.printed and len(case.given) > 0)
+    try:
+        claim.function(**{**case.given, name: value})
+    except BadInput as error:  # another argument may have to change with this one
+        if str(error).startswith(f"{name} must"):
+            raise
+
+
 def excluded(meaning: str) -> list[Any]:
     """Values that a description such as "int: side (image >= 1)" or "float: level (0 < level < 1)" excludes."""
     kind, _, text = meaning.partition(":")

@@ -9,13 +9,18 @@ import pytest
 from prunus.errors import BadInput
 from prunus.theory import Claim
 from prunus.theory import closeness as c
-from support.domains import bad_arguments, refuse
+from support.domains import admit, bad_arguments, boundary_arguments, refuse
 
 MOMENTS = {"second": 1 / 3, "fourth": 0.2, "latala": 0.55}
 THEOREM3: dict[str, Any] = {
     "layers": 3, "image": 64, "kernel": 3, "d": 256, "exponent": 0.5, "image_exponent": 0.2, "width_exponent": 0.05,
     "second": 1.0, "fourth": 3.0, "latala": 0.6, "outputs": 10, "norm_bound": 10.0,
 }  # fmt: skip
+
+
+@pytest.mark.parametrize("claim, name, value", boundary_arguments("closeness"))
+def test_boundary_argument(claim: Claim, name: str, value: Any) -> None:
+    admit(claim, name, value)
 
 
 @pytest.mark.parametrize("claim, name, value", bad_arguments("closeness"))

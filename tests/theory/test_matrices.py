@@ -15,7 +15,7 @@ from prunus.errors import BadInput
 from prunus.theory import Case, Claim
 from prunus.theory import matrices as m
 from prunus.theory.checks import Check
-from support.domains import bad_arguments, refuse
+from support.domains import admit, bad_arguments, boundary_arguments, refuse
 from support.theory import cases, checks_of, unchecked, verify
 
 quick = settings(max_examples=30, deadline=None, derandomize=True)
@@ -36,6 +36,11 @@ def test_check(check: Check) -> None:
 
 def test_every_claim_is_checked() -> None:
     assert unchecked("matrices") == set()
+
+
+@pytest.mark.parametrize("claim, name, value", boundary_arguments("matrices"))
+def test_boundary_argument(claim: Claim, name: str, value: Any) -> None:
+    admit(claim, name, value)
 
 
 @pytest.mark.parametrize("claim, name, value", bad_arguments("matrices"))

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from prunus.errors import BadInput
 from prunus.theory import Case, Claim
 from prunus.theory import order_statistics as o
-from support.domains import bad_arguments, refuse
+from support.domains import admit, bad_arguments, boundary_arguments, refuse
 from support.theory import cases, verify
 
 LAWS = ("normal", "laplace", "uniform")
@@ -24,6 +24,11 @@ quick = settings(max_examples=25, deadline=None, derandomize=True)
 @pytest.mark.parametrize("claim, case", cases("order_statistics", letters="P"))
 def test_case(claim: Claim, case: Case) -> None:
     verify(claim, case)
+
+
+@pytest.mark.parametrize("claim, name, value", boundary_arguments("order_statistics"))
+def test_boundary_argument(claim: Claim, name: str, value: Any) -> None:
+    admit(claim, name, value)
 
 
 @pytest.mark.parametrize("claim, name, value", bad_arguments("order_statistics"))
