@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
@@ -134,3 +135,10 @@ def test_too_narrow_layers_have_no_exponent() -> None:
 def test_bad_input(arguments: dict[str, object], words: str) -> None:
     with pytest.raises(BadInput, match=words):
         vacuity(**arguments)  # type: ignore[arg-type]
+
+
+def test_rows_are_values() -> None:
+    row = vacuity([64], [3])[0]
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        row.pruned = 1  # type: ignore[misc]
+    assert row == vacuity([64], [3])[0]
