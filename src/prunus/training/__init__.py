@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from prunus.training.gradual import GradualOptions, Regrowth, prune_gradually
 from prunus.training.history import Callback, History, Record
+from prunus.training.integrations import Growth, lightning_callback, trainer_callback
 from prunus.training.loop import Run, fit
 from prunus.training.lottery import ImpOptions, Level, imp, random_ticket
 from prunus.training.objective import accuracy, evaluate
@@ -23,6 +24,7 @@ __all__ = [
     "Callback",
     "FitConfig",
     "GradualOptions",
+    "Growth",
     "History",
     "ImpOptions",
     "Level",
@@ -38,8 +40,10 @@ __all__ = [
     "find_ticket",
     "fit",
     "imp",
+    "lightning_callback",
     "prune_gradually",
     "random_ticket",
     "recalibrate",
     "rescaled",
+    "trainer_callback",
 ]

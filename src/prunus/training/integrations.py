@@ -1,0 +1,148 @@
+"""Masks inside other people's loops: a Lightning callback and a Hugging Face Trainer callback (extras).
+
+    trainer = lightning.Trainer(callbacks=[prunus.training.lightning_callback(masks)])
+    trainer = transformers.Trainer(..., callbacks=[prunus.training.trainer_callback(Growth(0.9, "balanced:16"))])
+
+Given `Masks` they hold them; given a `Growth` they let masks grow on its ramp. The loop stays the other library's own.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from prunus.contract import Masks, Pattern, check_sparsity
+from prunus.errors import BadInput, MissingExtra
+from prunus.pruning import patterns
+from prunus.training.gradual import GradualOptions, Growing
+from prunus.training.ramps import Ramp
+
+
+@dataclass(frozen=True)
+class Growth:
+    """Masks to grow during a foreign loop: the arguments of `prune_gradually` without the training."""
+
+    sparsity: float
+    pattern: str | Pattern = "unstructured"
+    ramp: Ramp = field(default_factory=lambda: Ramp("cubic", every="10it"))
+    options: GradualOptions = field(default_factory=GradualOptions)
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_sparsity(self.sparsity)
+        patterns.parse(self.pattern)
+        if self.options.regrow is not None and self.options.regrow.rule == "rigl":
+            raise BadInput("RigL needs gradients that a foreign loop does not give: use 'set', or prune_gradually.")
+
+
+class Keeper:
+    """What both callbacks do: hold the masks on a model and its optimizer, and let them grow step by step."""
+
+    def __init__(self, masks: Masks | Growth) -> None:
+        self.growing: Growing | None = None
+        self.masks: Masks | None = masks if isinstance(masks, Masks) else None
+        if isinstance(masks, Growth):
+            shape = patterns.parse(masks.pattern)
+            self.growing = Growing(masks.sparsity, shape, masks.ramp, masks.options, masks.seed)
+        elif not isinstance(masks, Masks):
+            raise BadInput(f"This callback takes Masks or a Growth, not {type(masks).__name__}.")
+        # What `Growing` asks of a run.
+        self.model: nn.Module | None = None
+        self.optimizer: Any = None
+        self.data: Any = None
+        self.hold: Any = None
+        self.step, self.total, self.per_epoch = 0, 1, 1
+
+    def begin(self, model: nn.Module, optimizer: torch.optim.Optimizer, total: int, per_epoch: int) -> None:
+        """The loop starts."""
+        self.model, self.optimizer = model, optimizer
+        self.total, self.per_epoch = max(1, total), max(1, per_epoch)
+        if self.growing is not None:
+            self.growing.start(self)  # type: ignore[arg-type]
+        elif self.masks is not None:
+            self.set_masks(self.masks)
+
+    def set_masks(self, masks: Masks) -> None:
+        """Hold these from now on."""
+        self.end()
+        assert self.model is not None
+        self.masks = masks
+        self.hold = masks.hold(self.model, self.optimizer)
+
+    def before_step(self, step: int) -> None:
+        """The optimizer is about to make step number `step`."""
+        self.step = step
+        if self.growing is not None:
+            self.growing.update(self, step)  # type: ignore[arg-type]
+
+    def finish(self) -> None:
+        """The loop is over: the last masks are applied and let go."""
+        if self.growing is not None and self.model is not None:
+            self.growing.update(self, self.total)  # type: ignore[arg-type]
+        self.end()
+
+    def end(self) -> None:
+        """Let go."""
+        if self.hold is not None:
+            self.hold.remove()
+            self.hold = None
+
+
+def lightning_callback(masks: Masks | Growth) -> Any:
+    """A Lightning callback that holds `masks`, or grows them; its `keeper.masks` are the current ones."""
+    try:
+        from lightning.pytorch.callbacks import Callback as LightningCallback
+    except ImportError:
+        raise MissingExtra("lightning", "lightning", "The Lightning callback") from None
+
+    class HoldMasks(LightningCallback):
+        def __init__(self, keeper: Keeper) -> None:
+            self.keeper = keeper
+
+        def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+            if len(trainer.optimizers) != 1:
+                raise BadInput(f"Holding masks needs one optimizer, but this module has {len(trainer.optimizers)}.")
+            total = trainer.estimated_stepping_batches
+            steps = int(total) if math.isfinite(total) else 1
+            self.keeper.begin(pl_module, trainer.optimizers[0], steps, int(trainer.num_training_batches))
+
+        def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+            self.keeper.before_step(trainer.global_step)
+
+        def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+            self.keeper.finish()
+
+        def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+            self.keeper.end()
+
+    return HoldMasks(Keeper(masks))
+
+
+def trainer_callback(masks: Masks | Growth) -> Any:
+    """A Hugging Face Trainer callback that holds `masks`, or grows them; its `keeper.masks` are the current ones."""
+    try:
+        from transformers import TrainerCallback
+    except ImportError:
+        raise MissingExtra("transformers", "transformers", "The Trainer callback") from None
+
+    class HoldMasks(TrainerCallback):
+        def __init__(self, keeper: Keeper) -> None:
+            self.keeper = keeper
+
+        def on_train_begin(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
+            optimizer = rest["optimizer"]
+            plain = getattr(optimizer, "optimizer", optimizer)  # accelerate wraps it
+            per_epoch = round(state.max_steps / max(1, state.num_train_epochs))
+            self.keeper.begin(rest["model"], plain, state.max_steps, per_epoch)
+
+        def on_step_begin(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
+            self.keeper.before_step(state.global_step)
+
+        def on_train_end(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
+            self.keeper.finish()
+
+    return HoldMasks(Keeper(masks))
