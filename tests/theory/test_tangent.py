@@ -292,6 +292,15 @@ def test_convolution_with_one_pixel_rows_and_dead_pixels():
     assert tangent.convolutional_limit(x, x, 2, 3) == tangent.convolutional_limit(x, x, 2)
 
 
+def test_zero_inputs_have_dead_derivatives():
+    layers = tangent.layer_covariances(1.0, 2, norm_x=[0.0, 1.0])
+    assert [float(d[0]) for d in layers["derivatives"]] == [0.0, 0.0]
+    assert all(d[1] > 0.5 for d in layers["derivatives"])
+    assert tangent.layer_covariances(1.0, 1, norm_y=0.0) == {"covariances": [0.0, 0.0], "derivatives": [0.0]}
+    tiny = tangent.layer_covariances(1.0, 1, norm_y=1e-200)
+    assert tiny["derivatives"] == tangent.layer_covariances(1.0, 1)["derivatives"]
+
+
 def test_moments_are_elementwise_and_dead_where_a_variance_is_zero():
     result = tangent.relu_moments([1.0, 0.0, 4.0], [1.0, 1.0, 0.0], [0.5, 0.0, 0.0])
     assert agree(list(result["step"]), [2 / 3, 0.0, 0.0], 1e-12, 1e-15)

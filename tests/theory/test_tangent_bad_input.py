@@ -129,3 +129,36 @@ def test_bad_input_is_one_sentence_with_the_range(call, part):
     assert part in message
     assert message.endswith(".")
     assert "\n" not in message
+
+
+@pytest.mark.parametrize(
+    "call, expected",
+    [
+        (lambda: tangent.limiting_kernel_printed(0.0, 1)["limit"], 2.0),
+        (lambda: tangent.training_slowdown(0.5, 1), 2.0),
+        (lambda: tangent.matched_ridge(3.0, 0.5, 1), 1.5),
+        (lambda: tangent.preactivation_scale_printed(0.5, 1), 1.0),
+        (lambda: tangent.pruned_back_product(0.0, 1, 0.5, 1), 0.5),
+        (lambda: tangent.pruned_back_product(0.0, 1, 0.5, 2), 1.0),
+        (lambda: tangent.layer_width_order(1, [1, 1], 1.0, 1.0, 0.5)["terms"][0], math.log(2)),
+        (lambda: tangent.chernoff_bound(0.5, 1, 0.0), 2.0),
+        (lambda: tangent.binomial_deviation_tail(0.5, 1, 1.0), 1.0),
+        (lambda: tangent.unbalanced_row_probability(1, 1.0, 1.0, 1)["row"], 0.0),
+        (lambda: tangent.kernel_variance(1, 1.0)["variance"], 45.0),
+        (lambda: tangent.width_for_sigma(10.0, 1.0), 25),
+        (lambda: tangent.scaled_widths(1, 1.0)["quadratic"], 1),
+        (lambda: tangent.effective_width(1, 1.0), 1.0),
+        (lambda: tangent.steps_to_tolerance(0.5, 0.5, 1.0)["condition"], 1.0),
+        (lambda: tangent.convolutional_limit([[0.5]], [[0.5]], 1, 1)["limit"], 0.5),
+        (lambda: tangent.masked_convolution_factor(0.5, 1), 0.5),
+        (lambda: tangent.half_space_moments(0.0)["mean"], 0.0),
+        (lambda: tangent.pruned_input_limit(np.ones(20), np.ones(20), 1.0, 1)["limit"], 40.0),
+        (lambda: tangent.chaos_bound(1.0, 1.0 + 1e-10, 0.0), 2.0),
+        (lambda: tangent.subgamma_exponent(0.5, 0.0, 0.5)["tail_exponent"], 0.5),
+        (lambda: tangent.identity_chaos_tail(1, 0.0), 1.0),
+        (lambda: tangent.step_change(1.0)["worst"], 0.5),
+        (lambda: tangent.gaussian_output_bound(0.5, 0.5)["bound"], math.sqrt(math.log(4))),
+    ],
+)
+def test_the_ends_of_the_ranges_are_admitted(call, expected):
+    assert call() == pytest.approx(expected, rel=1e-12)

@@ -97,3 +97,40 @@ def test_bad_input_is_one_sentence_with_the_range(call, part):
     message = str(caught.value)
     assert part in message
     assert "\n" not in message
+
+
+@pytest.mark.parametrize(
+    "call, expected",
+    [
+        (lambda: tickets.pruned_count(1, 1.0), 1),
+        (lambda: tickets.cosine_step(0.5, 1, 1), 0.0),
+        (lambda: tickets.score_bound(1, "hidden"), 1.0),
+        (lambda: tickets.fan_in(1, 1), 1),
+        (lambda: tickets.expected_resamples(0, 1, 1.0)["events"], 0),
+        (lambda: tickets.iteration_count(1, 1), 1),
+        (lambda: tickets.iteration_count_printed(1, 1), 1),
+        (lambda: tickets.accuracy_error(0.5, 1)["sigma"], 0.5),
+        (lambda: tickets.equal_fraction(0.5, 1), 0.5),
+        (lambda: tickets.uniform_miss(1, 1.0, -1.0), 0.5),
+        (lambda: tickets.resampled_failure(1.0, 1, 1, -1.0)["half_failure"], 15 / 16),
+        (lambda: tickets.resampled_failure_printed(1.0, 1, 1, -1.0)["half_failure"], 15 / 16),
+        (lambda: tickets.resampled_failure_printed(1.0, 0, 1, 1.0)["failure"], 1.0),
+        (lambda: tickets.best_pair_failure(1.0, 1)["failure"], 1 - 2 / 16),
+        (lambda: tickets.coordinate_success(0.5, 1, 1, 1), 0.25),
+        (lambda: tickets.coordinate_success_printed(0.5, 1, 1, 1), 0.25),
+        (lambda: tickets.coordinate_success_printed(0.5, 1, 0, 1), 0.0),
+        (lambda: tickets.vector_width(1, 1.0, 0.5, 1)["width"], 2 * 22),
+        (lambda: tickets.vector_width_printed(1, 1.0, 0.5, 1), 2 * 23),
+        (lambda: tickets.matrix_width(1, 1, 1.0, 0.5, 1)["window"], 0.25),
+        (lambda: tickets.layer_width(1, 1, 1, 1.0, 0.5, 1)["window"], 0.125),
+        (lambda: tickets.layer_width_printed(1, 1, 1, 1.0, 0.5, 1), 2 * 89),
+        (lambda: tickets.layer_success(1, 1, 1, 1.0, 1, 2)["coordinate"], 1 / 64),
+        (lambda: tickets.enough_resamples_printed(1, 1, 1, 1.0, 0.5), 10),
+        (lambda: tickets.sup_norm_error_printed(1, 1.0), 1.0),
+        (lambda: tickets.network_plan([1, 1], 1.0, 0.5, 1)["enough"], 17),
+        (lambda: tickets.construction_success([[1.0]], 1.0, 1, 1), 1 / 256),
+        (lambda: tickets.construct([[0.0]], 1.0, 1, half=1).error, 0.0),
+    ],
+)
+def test_the_ends_of_the_ranges_are_admitted(call, expected):
+    assert call() == pytest.approx(expected, rel=1e-12, abs=1e-15)

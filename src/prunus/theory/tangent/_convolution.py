@@ -32,7 +32,7 @@ def convolutional_limit(x: ArrayLike, y: ArrayLike, depth: int, kernel: int = 3)
     for layer in range(1, depth + 1):
         scale = root_x * root_y
         covariance = scale * ramp(angle)
-        tangent = tangent * np.where(scale > 0, step(angle), 0.0) + covariance
+        tangent = tangent * step(angle) + covariance  # dead pixels have no kernel to begin with
         if layer < depth:
             gap = scale * np.sin(next_angle(angle) / 2) ** 2
             root_x, root_y, angle = _pool(root_x, root_y, gap, side)

@@ -187,7 +187,7 @@ def _mask_averages(x: Array, y: Array, density: float) -> tuple[float, float, fl
         slope = np.divide(c, a, out=np.zeros_like(c), where=a > 0)
         # The part of y orthogonal to x, coordinate by coordinate: exact where ab - c^2 would cancel.
         rest = ((mask * y - slope[:, None] * (mask * x)) ** 2).sum(axis=1) / density
-        angle = np.where((a > 0) & (b > 0), np.arctan2(np.sqrt(a * rest), c), math.pi)
+        angle = np.arctan2(np.sqrt(a * rest), c)  # of no account where a or b is 0: all terms below vanish
         root_x, root_y = np.sqrt(a) / norm_x, np.sqrt(b) / norm_y
         gap = (root_x - root_y) ** 2 / 2 + root_x * root_y * 2 * np.sin(next_angle(angle) / 2) ** 2
         means += [weight @ (np.sqrt(a * b) * ramp(angle)), weight @ (c * step(angle)), weight @ gap]
