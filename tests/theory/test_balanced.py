@@ -180,6 +180,7 @@ def test_row_errors_scale():
     assert other["squared_error"] == pytest.approx(2 * 2.25 * one["squared_error"], rel=1e-14)
     assert other["relative"] == one["relative"] == bank_energy(16, 12)
     assert b.row_error(64, 16, 0)["decibels"] == math.inf
+    assert math.copysign(1.0, b.row_error(64, 16, 16)["decibels"]) == 1.0
     assert b.row_error(64, 16, 0)["squared_error"] == 0.0
     assert b.row_error(16, 16, 12)["squared_error"] == pytest.approx(16 * one["relative"], rel=1e-14)
 
