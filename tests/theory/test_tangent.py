@@ -250,6 +250,7 @@ def test_width_for_sigma_is_exact_in_decimals():
     # (45 + 16) / 0.01 is 6100 in decimals; 0.1 squared is a little more than 0.01 in binary
     assert tangent.width_for_sigma(0.1, 0.5) == 6100
     assert tangent.width_for_sigma(100.0, 1.0, smallest_fan=0.0) == 1
+    assert tangent.width_for_sigma(1.0, 1.0, dense=0.0, slope=0.0, smallest_fan=0.0) == 1
     assert tangent.width_for_sigma(1.0, 0.5, dense=10.0, slope=1.0, smallest_fan=1.0) == 11
 
 
