@@ -14,7 +14,7 @@ from prunus.theory import _domain
 from prunus.theory.swaps._law import SwapLaw, log_binomial
 
 
-@lru_cache(maxsize=256)
+@lru_cache
 def _cached_law(m: int, others: int, theta: float) -> SwapLaw:
     return SwapLaw(m, others, theta)
 

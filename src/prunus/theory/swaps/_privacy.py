@@ -90,7 +90,7 @@ def loss_law(m: int, others: int, theta: float, swaps: int) -> tuple[Array, Arra
     return _loss_law(law.m, law.others, law.theta, _domain.whole("swaps", swaps, 1, law.most))
 
 
-@lru_cache(maxsize=64)
+@lru_cache
 def _loss_law(m: int, others: int, theta: float, j: int) -> tuple[Array, Array]:
     if theta == 0.0:
         return np.zeros(1), np.zeros(1)
