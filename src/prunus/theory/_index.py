@@ -66,7 +66,9 @@ class Claim:
             return None
         return self._evaluate(self.printed_function, self.printed_returns, arguments)
 
-    def _evaluate(self, function: Callable[..., Any], names: Mapping[str, str], arguments: dict[str, Any]) -> dict[str, Any]:
+    def _evaluate(
+        self, function: Callable[..., Any], names: Mapping[str, str], arguments: dict[str, Any]
+    ) -> dict[str, Any]:
         try:
             inspect.signature(function).bind(**arguments)
         except TypeError as error:
