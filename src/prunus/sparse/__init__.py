@@ -1,8 +1,18 @@
-"""Run it fast, store it small: packed weights, the layers that run on them, and their files."""
+"""Run it fast, store it small: packed weights, the layers that run on them, and their files.
+
+fast = prunus.compress(model, example=inputs)       # a copy: each layer that gains runs on packed weights
+for row in prunus.sparse.explain(fast): print(row)  # format, kernel, bytes, time against dense
+prunus.sparse.save(fast, "small.safetensors")
+again = prunus.sparse.load("small.safetensors", model)   # the model may be on the meta device
+"""
 
 from __future__ import annotations
 
+from prunus.sparse._compress import compress
+from prunus.sparse._explain import explain
+from prunus.sparse._file import load, save
 from prunus.sparse._modules import BalancedLinear, SparseConv2d
 from prunus.sparse._packed import Packed, pack
+from prunus.sparse._plan import Row
 
-__all__ = ["BalancedLinear", "Packed", "SparseConv2d", "pack"]
+__all__ = ["BalancedLinear", "Packed", "Row", "SparseConv2d", "compress", "explain", "load", "pack", "save"]

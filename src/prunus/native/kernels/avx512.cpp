@@ -125,7 +125,8 @@ void permute_kernel(const Packed &p, int64_t group, const float *x, int64_t ldx,
 
 const Level &avx512_level() {
     static constexpr Level level = {"avx512", W, 4, 31, tile_kernel, decode_offsets, decode_values, 0, nullptr,
-                                    permute_kernel, to_tile, from_tile, finish_tile, copy_floats};
+                                    permute_kernel, to_tile, from_tile, finish_tile, copy_floats,
+                                    read_floats, multiply_adds};
     return level;
 }
 

@@ -90,6 +90,9 @@ struct Level {
     void (*from_tile)(const float *acc, int64_t ld, int64_t rows, int64_t samples, float *y, int64_t ldy);
     void (*finish)(const Ending &);
     void (*copy)(const float *from, int64_t count, float *to);
+    // The machine's limits, for `explain`: read `count` floats; run `count` rounds of 12 independent multiply-adds.
+    float (*read)(const float *from, int64_t count);
+    float (*multiply)(int64_t count);
 };
 
 const Level &portable_level();

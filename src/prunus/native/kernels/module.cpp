@@ -117,6 +117,16 @@ struct Packing {
 NB_MODULE(_kernels, m) {
     m.def("level", [] { return level().name; });
     m.def("use", &use);
+    m.def("width", [] { return level().width; });
+    m.def("permute_up_to", [] { return level().permute_up_to; });
+    m.def("read", [](uintptr_t from, int64_t count) {
+        nb::gil_scoped_release release;
+        return level().read(at<const float>(from), count);
+    });
+    m.def("multiply", [](int64_t count) {
+        nb::gil_scoped_release release;
+        return level().multiply(count);
+    });
     nb::class_<Layer>(m, "Layer")
         .def(nb::init<int64_t, int64_t, int64_t, int, uintptr_t, uintptr_t, uintptr_t, uintptr_t>())
         .def("linear", &Layer::linear_to)

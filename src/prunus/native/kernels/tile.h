@@ -129,3 +129,29 @@ void copy_floats(const float *from, int64_t count, float *to) {
     for (int64_t i = 0; i + W <= count; i += W) store(to + i, load(from + i));
     if (count % W) store(to + count - W, load(from + count - W));
 }
+
+float read_floats(const float *from, int64_t count) {
+    vec sum[8];
+    for (int i = 0; i < 8; ++i) sum[i] = all(0.0f);
+    for (int64_t i = 0; i + 8 * W <= count; i += 8 * W)
+#pragma GCC unroll 8
+        for (int j = 0; j < 8; ++j) sum[j] = add(sum[j], load(from + i + j * W));
+    for (int i = 1; i < 8; ++i) sum[0] = add(sum[0], sum[i]);
+    float out[W], total = 0.0f;
+    store(out, sum[0]);
+    for (int i = 0; i < W; ++i) total += out[i];
+    return total;
+}
+
+float multiply_adds(int64_t count) {
+    vec sum[12];
+    const vec a = all(0.999f), b = all(1e-3f);
+    for (int i = 0; i < 12; ++i) sum[i] = all(float(i));
+    for (int64_t n = 0; n < count; ++n)
+#pragma GCC unroll 12
+        for (int i = 0; i < 12; ++i) sum[i] = fma(sum[i], a, b);
+    for (int i = 1; i < 12; ++i) sum[0] = add(sum[0], sum[i]);
+    float out[W];
+    store(out, sum[0]);
+    return out[0];
+}

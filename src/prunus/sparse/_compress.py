@@ -1,0 +1,178 @@
+"""`prunus.compress`: a copy of a pruned model in which each layer that gains runs on packed weights."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from prunus.contract import Masks
+from prunus.errors import BadInput
+from prunus.sparse._explain import make_row
+from prunus.sparse._geometry import Geometry
+from prunus.sparse._graph import batch_norm_pairs, folded
+from prunus.sparse._measure import Timing, compare
+from prunus.sparse._modules import BalancedLinear, PackedModule, SparseConv2d
+from prunus.sparse._packed import KINDS
+from prunus.sparse._plan import Plan, describe, install
+
+LEAST_SPARSITY = 0.3  # below this share of zeros a layer is not tried unless it is named
+_EXPANSION = 1 << 26  # weights of a grouped convolution written without groups
+
+
+def compress(
+    model: nn.Module,
+    masks: Masks | None = None,
+    example: Any = None,
+    select: str | Mapping[str, bool] = "measured",
+    dtype: torch.dtype | None = None,
+    *,
+    fuse: bool = False,
+) -> nn.Module:
+    """A copy for inference in which linear layers and 2-D convolutions with enough zeros run on packed weights.
+
+    `masks` are applied to the copy first; without them the zeros of the weights count. `example` is an input (or a
+    tuple of inputs) of the shape that matters: it decides on which shapes layers are timed. `select` is "measured"
+    (replace what gains), "always" (replace whatever can be), or {layer: bool} to decide for some layers by hand.
+    `dtype` stores the kept values as torch.float32 (the default), torch.bfloat16 or torch.int8. Batch norms that follow
+    a replaced convolution are folded into it; with `fuse` ReLUs and residual sums run inside the layer before them, and
+    the copy is a `torch.fx` graph where the model can be traced. The copy is in evaluation mode.
+    """
+    _check_arguments(model, select, dtype)
+    work = copy.deepcopy(model).eval()
+    if masks is not None:
+        masks.apply_(work)
+    layers = _candidates(work)
+    wanted = _wanted(select, layers)
+    shapes = _shapes(work, layers, example)
+    norms = batch_norm_pairs(work)
+    plan, modules = Plan(fused=fuse), dict[str, nn.Module]()
+    for name, layer in layers.items():
+        decision = wanted.get(name, "always" if select == "always" else "measured")
+        sparsity = float((layer.weight == 0).float().mean()) if layer.weight.numel() else 0.0
+        if decision == "never" or (decision == "measured" and sparsity < LEAST_SPARSITY):
+            plan.rows.append(make_row(name, layer, None, None))
+            continue
+        packed = _replacement(name, layer, norms, work, dtype)
+        timing = _time(layer, packed, shapes.get(name), sparsity, dtype)
+        if decision == "measured" and not timing.gains:
+            plan.rows.append(make_row(name, layer, None, timing))
+            continue
+        modules[name] = packed
+        plan.layers[name] = describe(packed)
+        plan.folded += [norms[name]] if name in norms else []
+        plan.rows.append(make_row(name, layer, packed, timing))
+    return install(work, plan, modules)
+
+
+def _check_arguments(model: nn.Module, select: Any, dtype: Any) -> None:
+    if not isinstance(model, nn.Module):
+        raise BadInput(f"compress takes a torch module, not {type(model).__name__}.")
+    if not (select in ("measured", "always") if isinstance(select, str) else isinstance(select, Mapping)):
+        raise BadInput(
+            f'select must be "measured", "always" or a mapping from layers to True or False, not {select!r}.'
+        )
+    if dtype is not None and dtype not in KINDS:
+        names = ", ".join(str(kind).removeprefix("torch.") for kind in KINDS)
+        raise BadInput(f"Values cannot be stored as {dtype}; choose one of {names}.")
+    devices = {parameter.device.type for parameter in model.parameters()} - {"cpu"}
+    if devices:
+        raise BadInput(
+            f"compress packs models for the CPU, but this one lies on {', '.join(sorted(devices))}: move it."
+        )
+
+
+def _candidates(model: nn.Module) -> dict[str, nn.Linear | nn.Conv2d]:
+    """Layers that can be replaced: not those whose weight another module reads by itself."""
+    inside = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
+    closed = {id(child) for module in model.modules() if isinstance(module, inside) for child in module.modules()}
+    found: dict[str, nn.Linear | nn.Conv2d] = {}
+    for name, module in model.named_modules():
+        if type(module) not in (nn.Linear, nn.Conv2d) or id(module) in closed:
+            continue
+        if module.weight.dtype != torch.float32:
+            raise BadInput(f"Layer {name!r} holds {module.weight.dtype}; sparse layers run float32: use model.float().")
+        if isinstance(module, nn.Conv2d) and not _supported(module):
+            continue
+        found[name] = module  # type: ignore[assignment]
+    return found
+
+
+def _supported(conv: nn.Conv2d) -> bool:
+    try:
+        Geometry.of(conv)
+    except BadInput:
+        return False
+    return conv.weight.numel() * conv.groups <= _EXPANSION or conv.groups == 1
+
+
+def _wanted(select: str | Mapping[str, bool], layers: Mapping[str, nn.Module]) -> dict[str, str]:
+    if isinstance(select, str):
+        return {}
+    unknown = [name for name in select if name not in layers]
+    if unknown:
+        known = ", ".join(layers) or "none"
+        raise BadInput(
+            f"select names {unknown[0]!r}, which is not a layer that can be replaced here. Such are: {known}."
+        )
+    return {name: "always" if chosen else "never" for name, chosen in select.items()}
+
+
+def _shapes(model: nn.Module, layers: Mapping[str, nn.Module], example: Any) -> dict[str, tuple[int, ...]]:
+    """The shape each layer sees when the example runs."""
+    if example is None:
+        return {}
+    shapes: dict[str, tuple[int, ...]] = {}
+
+    def note(name: str) -> Any:
+        def hook(_: nn.Module, inputs: tuple[Any, ...]) -> None:
+            if inputs and isinstance(inputs[0], Tensor):
+                shapes.setdefault(name, tuple(inputs[0].shape))
+
+        return hook
+
+    handles = [layer.register_forward_pre_hook(note(name)) for name, layer in layers.items()]
+    arguments = example if isinstance(example, tuple) else (example,)
+    try:
+        with torch.no_grad():
+            model(**example) if isinstance(example, Mapping) else model(*arguments)
+    except (RuntimeError, TypeError, ValueError, IndexError) as error:
+        first = (str(error).splitlines() or [type(error).__name__])[0]
+        raise BadInput(f"The model cannot run on the example ({first}): give an input of the right shape.") from error
+    finally:
+        for handle in handles:
+            handle.remove()
+    return shapes
+
+
+def _replacement(
+    name: str, layer: nn.Linear | nn.Conv2d, norms: Mapping[str, str], model: nn.Module, dtype: torch.dtype | None
+) -> PackedModule:
+    try:
+        if isinstance(layer, nn.Linear):
+            return BalancedLinear.from_dense(layer, dtype=dtype)
+        if name not in norms:
+            return SparseConv2d.from_dense(layer, dtype=dtype)
+        norm = model.get_submodule(norms[name])
+        assert isinstance(norm, nn.BatchNorm2d)
+        weight, bias = folded(layer, norm)
+        geometry = Geometry.of(layer)
+        return SparseConv2d(geometry.pack(weight, layer.groups, None, dtype), geometry, bias)
+    except BadInput as error:
+        raise BadInput(f"Layer {name!r} cannot be packed. {error}") from error
+
+
+def _time(
+    layer: nn.Linear | nn.Conv2d, packed: PackedModule, shape: tuple[int, ...] | None, sparsity: float, dtype: Any
+) -> Timing:
+    """Measured for the shape the layer sees; without an example, for a batch of 8 or an image of 16 x 16."""
+    if isinstance(layer, nn.Linear):
+        shape = shape or (8, layer.in_features)
+        kind: Any = ("linear", layer.in_features, layer.out_features, layer.bias is None)
+    else:
+        shape = shape or (1, layer.in_channels, 16, 16)
+        kind = ("conv2d", Geometry.of(layer), layer.groups, layer.bias is None)
+    return compare(layer, packed, shape, (kind, packed.bank, packed.values.shape[0], round(sparsity, 2), dtype))

@@ -1,0 +1,63 @@
+"""`prunus.sparse.explain`: what each layer of a compressed model is, weighs and costs."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from prunus.sparse._machine import limits
+from prunus.sparse._measure import Timing
+from prunus.sparse._modules import PackedModule, SparseConv2d
+from prunus.sparse._packed import kernels
+from prunus.sparse._plan import Row, plan_of
+
+
+def explain(model: nn.Module) -> list[Row]:
+    """One row for each layer: format, kernel, bytes, measured time against dense, and the share of the limit reached.
+
+    Times are those of one thread count and the example's shapes, as measured when the model was compressed. The limit
+    is the roofline: the kept multiply-adds at the machine's rate, or the packed bytes at its bandwidth, whichever takes
+    longer.
+    """
+    return list(plan_of(model).rows)
+
+
+def make_row(name: str, dense: nn.Linear | nn.Conv2d, packed: PackedModule | None, timing: Timing | None) -> Row:
+    """The row of a layer that was replaced, or (packed None) of one that stayed."""
+    weight = dense.weight
+    zeros = 1 - int(weight.count_nonzero()) / max(1, weight.numel())
+    extra = 0 if dense.bias is None else dense.bias.nbytes
+    size = weight.nbytes + extra
+    if packed is None:
+        row = (name, "dense", "torch", zeros, size, size)
+        if timing is None:
+            return Row(*row)
+        return Row(*row, timing.shape, 1e6 * timing.ours, 1e6 * timing.dense, timing.gain)
+    kind = str(packed.values.dtype).removeprefix("torch.")
+    bytes_now = packed.packed.nbytes + (0 if packed.bias is None else packed.bias.nbytes)
+    row = (name, f"bank {packed.bank}, {kind}", _kernel(packed, timing), zeros, bytes_now, size)
+    if timing is None:
+        return Row(*row)
+    share = limits().seconds(2.0 * packed.packed.kept * _samples(packed, timing), bytes_now) / timing.ours
+    return Row(*row, timing.shape, 1e6 * timing.ours, 1e6 * timing.dense, timing.gain, share)
+
+
+def _samples(packed: PackedModule, timing: Timing) -> int:
+    """How often each weight is used for the timed input."""
+    if isinstance(packed, SparseConv2d):
+        height, width = packed.geometry.output(*timing.shape[2:])
+        return timing.shape[0] * height * width
+    count = 1
+    for size in timing.shape[:-1]:
+        count *= size
+    return count
+
+
+def _kernel(packed: PackedModule, timing: Timing | None) -> str:
+    module = kernels()
+    if module is None:
+        return "torch on the dense matrix"
+    if isinstance(packed, SparseConv2d):
+        return f"{module.level()} pixels"
+    samples = None if timing is None else _samples(packed, timing)
+    small = samples is not None and packed.bank == 16 and samples <= module.permute_up_to()
+    return f"{module.level()} {'permute' if small else 'tile'}"

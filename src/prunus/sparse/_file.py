@@ -1,0 +1,173 @@
+"""`prunus.sparse.save` and `load`: one safetensors file, really smaller, without dense weights.
+
+The tensors are the compressed model's state (for a packed layer: values, index, schedule, starts, scale, bias; the
+layout stands in `_packed`). The metadata holds "format" ("prunus-sparse"), "plan" (JSON: version, which layers are
+packed and how, which batch norms were folded, what was measured) and "digest": SHA-256 over the plan and over name,
+type, shape and bytes of every tensor. Loading maps the file, checks the digest and every index, and refuses what does
+not fit; dense weights are never built.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from prunus.errors import BadFile, BadInput
+from prunus.files import replace_file
+from prunus.sparse._plan import VERSION, Plan, build, install, plan_of
+
+FORMAT = "prunus-sparse"
+
+
+def save(model: nn.Module, path: str | os.PathLike[str]) -> Path:
+    """Write a compressed model to one file; the old file or the new one is there at every moment."""
+    from safetensors.torch import save as serialise
+
+    plan = json.dumps(plan_of(model).to_dict())
+    tensors: dict[str, Tensor] = {}
+    seen: dict[int, str] = {}
+    shared: dict[str, str] = {}
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        if id(tensor) in seen:
+            shared[name] = seen[id(tensor)]
+            continue
+        seen[id(tensor)] = name
+        tensors[name] = tensor.detach().cpu().contiguous().clone()
+    same = json.dumps(shared)
+    metadata = {"format": FORMAT, "plan": plan, "shared": same, "digest": digest(tensors, plan, same)}
+    return replace_file(path, serialise(tensors, metadata))
+
+
+def digest(tensors: dict[str, Tensor], *texts: str) -> str:
+    """SHA-256 over the texts, and over name, type, shape and bytes of every tensor."""
+    total = hashlib.sha256()
+    for text in texts:
+        total.update(len(text).to_bytes(8, "little") + text.encode())
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        total.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())
+        if tensor.numel():
+            total.update(tensor.contiguous().view(-1).view(torch.uint8).numpy().data)
+    return total.hexdigest()
+
+
+def load(path: str | os.PathLike[str], model: nn.Module) -> nn.Module:
+    """The compressed model a file holds, in the shape of `model` (its weights do not matter: it may be on meta)."""
+    plan, tensors, shared = _read(Path(path))
+    work = _hollow(model)
+    modules: dict[str, nn.Module] = {}
+    for name, spec in plan.layers.items():
+        prefix = f"{name}." if name else ""
+        own = {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
+        try:
+            problem = _misplaced(work, name, spec)
+            if problem:
+                raise BadInput(f"The file {path} packs layer {name!r} as {problem}: give the model it was made from.")
+            modules[name] = _built(spec, own)
+        except _Unfit as error:
+            raise BadFile(f"The file {path} is damaged: layer {name!r} does not fit together ({error}).") from None
+    for name in plan.folded:
+        if not isinstance(_submodule(work, name), nn.BatchNorm2d):
+            raise BadInput(
+                f"The file {path} folds {name!r}, which is not a batch norm of this model: give its own model."
+            )
+    state = {**tensors, **{name: tensors[first] for name, first in shared.items()}}
+    return _fill(install(work, plan, modules).eval(), state, path)
+
+
+def _read(path: Path) -> tuple[Plan, dict[str, Tensor], dict[str, str]]:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
+    except FileNotFoundError:
+        raise BadFile(f"There is no file {path}.") from None
+    except (SafetensorError, OSError, ValueError, RuntimeError, OverflowError) as error:
+        raise BadFile(f"The file {path} is damaged or not a safetensors file ({error}).") from None
+    if metadata.get("format") != FORMAT or "plan" not in metadata:
+        raise BadFile(f"The file {path} was not written by prunus.sparse.save.")
+    texts = (metadata["plan"], metadata.get("shared", ""))
+    if digest(tensors, *texts) != metadata.get("digest"):
+        raise BadFile(f"The file {path} is damaged: its content does not match its checksum.")
+    try:
+        record, shared = json.loads(metadata["plan"]), dict(json.loads(metadata["shared"]))
+        if record["version"] != VERSION:
+            raise BadFile(f"The file {path} has version {record['version']}; this Prunus reads version {VERSION}.")
+        plan = Plan.from_dict(record)
+        if any(first not in tensors for first in shared.values()):
+            raise ValueError("a shared tensor is missing")
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        if isinstance(error, BadFile):
+            raise
+        raise BadFile(f"The file {path} is damaged: its plan cannot be read ({error}).") from None
+    return plan, tensors, shared
+
+
+def _hollow(model: nn.Module) -> nn.Module:
+    """A copy whose parameters and saved buffers hold no memory."""
+    saved = {id(tensor) for tensor in model.state_dict(keep_vars=True).values()}
+    memo: dict[int, Any] = {}
+    for tensor in [*model.parameters(), *model.buffers()]:
+        if id(tensor) in saved and id(tensor) not in memo:
+            empty = torch.empty_like(tensor, device="meta")
+            memo[id(tensor)] = nn.Parameter(empty, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else empty
+    return copy.deepcopy(model, memo)
+
+
+def _submodule(model: nn.Module, name: str) -> nn.Module | None:
+    try:
+        return model.get_submodule(name)
+    except AttributeError:
+        return None
+
+
+class _Unfit(Exception):
+    """The parts of a layer contradict each other."""
+
+
+def _built(spec: dict[str, Any], tensors: dict[str, Tensor]) -> nn.Module:
+    try:
+        return build(spec, tensors)
+    except (BadInput, KeyError, TypeError, ValueError, RuntimeError, OverflowError) as error:
+        raise _Unfit(str(error).rstrip(".")) from None
+
+
+def _misplaced(model: nn.Module, name: str, spec: dict[str, Any]) -> str:
+    """Empty where the model has a layer of this kind and these sizes at this place."""
+    module = _submodule(model, name)
+    found = "nothing of the kind"
+    if isinstance(module, nn.Linear):
+        found = f"linear {module.out_features} x {module.in_features}"
+    elif isinstance(module, nn.Conv2d):
+        found = f"conv2d {module.out_channels} x {module.in_channels} x {tuple(module.kernel_size)}"
+    try:
+        wanted = f"linear {spec['rows']} x {spec['cols']}"
+        if spec["kind"] == "conv2d":
+            inputs, outputs, *kernel = spec["geometry"][:4]
+            wanted = f"conv2d {outputs} x {inputs} x {tuple(kernel)}"
+    except (KeyError, TypeError, ValueError) as error:
+        raise _Unfit(f"its description lacks {error}") from None
+    return "" if found == wanted else f"{wanted}, but the model has {found}"
+
+
+def _fill(model: nn.Module, state: dict[str, Tensor], path: str | os.PathLike[str]) -> nn.Module:
+    try:
+        model.load_state_dict(state, assign=True)
+    except RuntimeError as error:
+        lines = [line.strip() for line in str(error).splitlines()[1:]]
+        raise BadInput(f"The file {path} does not fit this model: {' '.join(lines) or error}") from None
+    left = [name for name, tensor in [*model.named_parameters(), *model.named_buffers()] if tensor.is_meta]
+    if left:
+        raise BadInput(
+            f"{left[0]!r} is not kept in files and the model is on the meta device: build the model on the CPU instead."
+        )
+    return model

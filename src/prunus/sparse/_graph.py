@@ -1,0 +1,123 @@
+"""What the model's graph tells: which batch norms fold into which convolutions, and which sums and ReLUs can be fused.
+
+Models that `torch.fx` cannot trace keep their batch norms and activations; their layers are still replaced.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections import Counter
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.nn import functional
+
+from prunus.sparse._modules import BalancedLinear, PackedModule, SparseConv2d
+
+_RELU_FUNCTIONS = (functional.relu, torch.relu, torch.relu_)
+_ADD_FUNCTIONS = (operator.add, operator.iadd, torch.add)
+
+
+class _Tracer(fx.Tracer):
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return isinstance(m, PackedModule) or super().is_leaf_module(m, module_qualified_name)
+
+
+def trace(model: nn.Module) -> fx.Graph | None:
+    """The model's graph, or None where its control flow depends on data."""
+    try:
+        return _Tracer().trace(model)
+    except Exception:  # tracing runs the user's forward on stand-ins, and that may fail in any way it likes
+        return None
+
+
+def batch_norm_pairs(model: nn.Module) -> dict[str, str]:
+    """Convolution -> the batch norm that alone reads it, both called once; empty where the model cannot be traced."""
+    graph = trace(model)
+    if graph is None:
+        return {}
+    modules = dict(model.named_modules())
+    calls = Counter(node.target for node in graph.nodes if node.op == "call_module")
+    pairs = {}
+    for node in graph.nodes:
+        if node.op != "call_module" or type(modules[node.target]) is not nn.Conv2d or len(node.users) != 1:
+            continue
+        user = next(iter(node.users))
+        norm = modules.get(str(user.target)) if user.op == "call_module" else None
+        if type(norm) is nn.BatchNorm2d and norm.track_running_stats and calls[node.target] == calls[user.target] == 1:
+            pairs[str(node.target)] = str(user.target)
+    return pairs
+
+
+def folded(conv: nn.Conv2d, norm: nn.BatchNorm2d) -> tuple[Tensor, Tensor]:
+    """Weight and bias of the convolution that does both, computed in float64. Zeros stay zeros."""
+    assert norm.running_mean is not None
+    assert norm.running_var is not None
+    scale = (norm.running_var.double() + norm.eps).rsqrt()
+    scale = scale if norm.weight is None else scale * norm.weight.double()
+    shift = -norm.running_mean.double() if conv.bias is None else conv.bias.double() - norm.running_mean.double()
+    bias = shift * scale + (0 if norm.bias is None else norm.bias.double())
+    weight = conv.weight.double() * scale[:, None, None, None]
+    return weight.float().detach(), bias.float().detach()
+
+
+def fuse(model: nn.Module) -> nn.Module:
+    """The same model as a graph in which ReLUs, and sums before them, run inside the packed layer they follow.
+
+    Returns the model unchanged where it cannot be traced. Identity modules (folded batch norms) leave the graph.
+    """
+    graph = trace(model)
+    if graph is None:
+        return model
+    modules = dict(model.named_modules())
+    calls = Counter(node.target for node in graph.nodes if node.op == "call_module")
+    for node in list(graph.nodes):
+        if node.op == "call_module" and type(modules[node.target]) is nn.Identity:
+            node.replace_all_uses_with(node.args[0])
+            graph.erase_node(node)
+    for node in list(graph.nodes):
+        if _is_relu(node, modules):
+            _fuse_relu(graph, node, modules, calls)
+    graph.lint()
+    result = fx.GraphModule(model, graph, class_name=type(model).__name__)
+    return result.train(model.training)
+
+
+def _is_relu(node: fx.Node, modules: dict[str, nn.Module]) -> bool:
+    if node.op == "call_module":
+        return type(modules[str(node.target)]) is nn.ReLU
+    if node.op == "call_function":
+        return node.target in _RELU_FUNCTIONS
+    return node.op == "call_method" and node.target in ("relu", "relu_")
+
+
+def _fuse_relu(graph: fx.Graph, relu: fx.Node, modules: dict[str, nn.Module], calls: Counter[Any]) -> None:
+    source = relu.args[0] if relu.args else relu.kwargs.get("input")
+    if not isinstance(source, fx.Node) or len(source.users) != 1:
+        return
+    if _single(source, modules, calls, (BalancedLinear, SparseConv2d)):
+        modules[str(source.target)].relu = True  # type: ignore[assignment]
+        relu.replace_all_uses_with(source)
+        graph.erase_node(relu)
+        return
+    terms = [term for term in source.args if isinstance(term, fx.Node)]
+    adds = source.op == "call_function" and source.target in _ADD_FUNCTIONS
+    if not adds or len(terms) != 2 or source.kwargs or terms[0] is terms[1]:
+        return
+    for layer, other in (terms, terms[::-1]):
+        if len(layer.users) == 1 and _single(layer, modules, calls, (SparseConv2d,)):
+            modules[str(layer.target)].relu = True  # type: ignore[assignment]
+            with graph.inserting_before(source):
+                joint = graph.call_module(str(layer.target), (layer.args[0], other))
+            relu.replace_all_uses_with(joint)
+            for gone in (relu, source, layer):
+                graph.erase_node(gone)
+            return
+
+
+def _single(node: fx.Node, modules: dict[str, nn.Module], calls: Counter[Any], kinds: tuple[type, ...]) -> bool:
+    """Whether the node is the only call of a packed layer that has no activation yet."""
+    module = modules.get(str(node.target)) if node.op == "call_module" else None
+    fits = isinstance(module, kinds) and not module.relu and calls[node.target] == 1  # type: ignore[union-attr]
+    return fits and len(node.args) == 1 and not node.kwargs

@@ -1,0 +1,112 @@
+"""Which layers of a model are replaced, as plain data: what `compress` decides, a file keeps and `load` repeats."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from prunus.errors import BadInput
+from prunus.sparse._geometry import Geometry
+from prunus.sparse._graph import fuse
+from prunus.sparse._modules import BalancedLinear, PackedModule, SparseConv2d
+from prunus.sparse._packed import Packed
+
+VERSION = 1
+ATTRIBUTE = "prunus_plan"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One layer of a compressed model: how it is stored and how fast it runs.
+
+    `microseconds` is the packed layer's time for an input of `shape`, also where the layer stayed dense because that
+    was not less than `dense_microseconds`.
+    """
+
+    layer: str
+    format: str
+    kernel: str
+    sparsity: float
+    bytes: int
+    dense_bytes: int
+    shape: tuple[int, ...] | None = None
+    microseconds: float | None = None
+    dense_microseconds: float | None = None
+    times_faster: float | None = None
+    share_of_limit: float | None = None
+
+
+@dataclass
+class Plan:
+    """`layers`: name -> what stands there now; `folded`: batch norms that became part of their convolution."""
+
+    layers: dict[str, dict[str, Any]] = field(default_factory=dict)
+    folded: list[str] = field(default_factory=list)
+    fused: bool = False
+    rows: list[Row] = field(default_factory=list)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"version": VERSION, **asdict(self)}
+
+    @classmethod
+    def from_dict(cls, record: dict[str, Any]) -> Plan:
+        rows = [Row(**{**row, "shape": tuple(row["shape"]) if row["shape"] else None}) for row in record["rows"]]
+        return cls(dict(record["layers"]), list(record["folded"]), bool(record["fused"]), rows)
+
+
+def plan_of(model: nn.Module) -> Plan:
+    """The plan of a model that `compress` or `load` returned."""
+    plan = getattr(model, ATTRIBUTE, None)
+    if not isinstance(plan, Plan):
+        raise BadInput("This model was not made by prunus.compress or prunus.sparse.load: compress it first.")
+    return plan
+
+
+def describe(module: PackedModule) -> dict[str, Any]:
+    """What must be known, besides tensors, to build the module again."""
+    spec: dict[str, Any] = {"rows": module.rows, "cols": module.cols, "bank": module.bank, "kind": "linear"}
+    spec["bias"] = module.bias is not None
+    if isinstance(module, SparseConv2d):
+        spec |= {"kind": "conv2d", "geometry": module.geometry.numbers()}
+    return spec
+
+
+def build(spec: dict[str, Any], tensors: dict[str, Tensor]) -> PackedModule:
+    """The module a spec describes, over these tensors; raises BadInput where they do not fit together."""
+    fields = [tensors.get(name) for name in ("values", "index", "schedule", "starts", "scale")]
+    if any(tensor is None for tensor in fields[:4]) or (spec["bias"] and "bias" not in tensors):
+        raise BadInput("a tensor of the layer is missing")
+    packed = Packed(int(spec["rows"]), int(spec["cols"]), int(spec["bank"]), *fields)  # type: ignore[arg-type]
+    problem = packed.problem()
+    bias = tensors["bias"] if spec["bias"] else None
+    if not problem and bias is not None and (bias.shape != (packed.rows,) or bias.dtype != torch.float32):
+        problem = "its bias has the wrong shape or type"
+    if not problem and spec["kind"] == "conv2d":
+        geometry = Geometry.from_numbers([int(number) for number in spec["geometry"]])
+        problem = geometry.problem()
+        if not problem:
+            return SparseConv2d(packed, geometry, bias)
+    if problem:
+        raise BadInput(problem)
+    return BalancedLinear(packed, bias)
+
+
+def install(model: nn.Module, plan: Plan, modules: dict[str, nn.Module]) -> nn.Module:
+    """Put the new modules in their places and fuse where the plan says so; returns the finished model."""
+    names: dict[int, list[str]] = {}
+    for name, module in model.named_modules(remove_duplicate=False):
+        names.setdefault(id(module), []).append(name)
+    replacements: dict[str, nn.Module] = dict(modules)
+    replacements.update({name: nn.Identity() for name in plan.folded})
+    for name, module in replacements.items():
+        if not name:
+            model = module
+            continue
+        for place in names[id(model.get_submodule(name))]:  # a module used twice is replaced in both places
+            model.set_submodule(place, module)
+    model = fuse(model) if plan.fused else model
+    setattr(model, ATTRIBUTE, plan)
+    return model

@@ -1,0 +1,188 @@
+"""compress: the copy computes the same, gains or stays, and behaves as any module."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+import prunus
+from prunus.errors import BadInput
+from prunus.sparse import BalancedLinear, SparseConv2d, compress, explain
+from prunus.sparse._graph import batch_norm_pairs
+
+
+def close(a: torch.Tensor, b: torch.Tensor) -> None:
+    torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+
+
+def pruned(model: nn.Module, sparsity: float = 0.9, **options: object) -> nn.Module:
+    prunus.prune(model, sparsity, pattern="balanced:16", **options)
+    return model.eval()
+
+
+def settled_resnet(seed: int = 0) -> nn.Module:
+    """A small ResNet whose batch norms have seen data, so that folding them matters."""
+    torch.manual_seed(seed)
+    model = prunus.models.make("resnet20")
+    with torch.no_grad():
+        model.train()(torch.randn(16, 3, 32, 32))
+        for module in model.modules():
+            if isinstance(module, nn.BatchNorm2d):
+                module.weight.uniform_(0.5, 1.5)
+                module.bias.uniform_(-0.5, 0.5)
+    return pruned(model, exclude=("conv1", "linear"))
+
+
+def test_a_fully_connected_net_computes_the_same() -> None:
+    model = pruned(prunus.models.make("fc:256-512-512-10"))
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    fast = compress(model, example=torch.randn(8, 256), select="always")
+    assert all(isinstance(layer, BalancedLinear) for layer in fast.layers)
+    for batch in (0, 1, 7, 64):
+        x = torch.randn(batch, 256)
+        with torch.no_grad():
+            close(fast(x), model(x))
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_masks_are_applied_to_the_copy_only() -> None:
+    model = prunus.models.make("fc:64-128-10").eval()
+    masks = prunus.find_masks(model, 0.9, pattern="balanced:16")
+    fast = compress(model, masks, select="always")
+    x = torch.randn(5, 64)
+    with torch.no_grad():
+        assert not torch.allclose(fast(x), model(x))
+        close(fast(x), masks.apply_(copy.deepcopy(model))(x))
+    with pytest.raises(BadInput, match="masks name"):
+        compress(prunus.models.make("lenet5"), masks)
+
+
+@pytest.mark.parametrize("fuse", [False, True])
+def test_a_resnet_computes_the_same(fuse: bool) -> None:
+    model = settled_resnet()
+    fast = compress(model, select="always", fuse=fuse)
+    packed = [module for module in fast.modules() if isinstance(module, SparseConv2d)]
+    assert len(packed) == 19
+    assert not any(isinstance(module, nn.BatchNorm2d) for module in fast.modules())
+    for batch in (1, 3):
+        x = torch.randn(batch, 3, 32, 32)
+        with torch.no_grad():
+            close(fast(x), model(x))
+    if fuse:
+        assert all(module.relu for module in packed)
+        targets = [str(node.target) for node in fast.graph.nodes]
+        assert not any("relu" in target or "add" in target for target in targets)
+
+
+def test_what_does_not_gain_stays() -> None:
+    model = pruned(prunus.models.make("fc:512-512-512-10"), 0.9, exclude=("layers.1", "layers.2"))
+    fast = compress(model, example=torch.randn(1, 512))
+    assert isinstance(fast.layers[0], BalancedLinear)  # 90 % zeros, batch 1: gains many times over
+    assert type(fast.layers[1]) is nn.Linear  # no zeros: not even tried
+    rows = {row.layer: row for row in explain(fast)}
+    assert rows["layers.0"].bytes < rows["layers.0"].dense_bytes / 5
+    assert rows["layers.0"].times_faster > 1
+    assert 0 < rows["layers.0"].share_of_limit < 1.5
+    assert rows["layers.0"].shape == (1, 512)
+    assert rows["layers.1"].format == "dense"
+
+
+def test_the_decision_can_be_overridden() -> None:
+    model = pruned(prunus.models.make("fc:128-128-128-10"))
+    fast = compress(model, select={"layers.0": False, "layers.2": True})
+    assert type(fast.layers[0]) is nn.Linear
+    assert isinstance(fast.layers[2], BalancedLinear)
+    with pytest.raises(BadInput, match=r"layers\.9"):
+        compress(model, select={"layers.9": True})
+    with pytest.raises(BadInput, match="select must be"):
+        compress(model, select="sometimes")
+
+
+class Tied(nn.Module):
+    """One module used in two places, a root-level call, and a batch norm that two layers read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(32, 32)
+        self.second = self.first
+        self.conv = nn.Conv2d(1, 16, 3, padding=1)
+        self.norm = nn.BatchNorm2d(16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.second(functional.relu(self.first(x)))
+        image = self.conv(x.reshape(-1, 1, 4, 8))
+        return self.norm(image) + image
+
+
+def test_shared_modules_and_batch_norms_with_two_readers() -> None:
+    model = Tied().eval()
+    assert batch_norm_pairs(model) == {}  # the convolution's output is read twice
+    fast = compress(model, select="always")
+    assert fast.first is fast.second
+    x = torch.randn(3, 32)
+    with torch.no_grad():
+        close(fast(x), model(x))
+        close(compress(model, select="always", fuse=True)(x), model(x))
+
+
+def test_a_single_layer_and_an_attention_layer() -> None:
+    layer = nn.Linear(64, 64)
+    prunus.prune(layer, 0.9, pattern="balanced:16")
+    fast = compress(layer, select="always")
+    attention = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True).eval()
+    same = compress(attention, select="always")  # reads its linear weights itself: left alone
+    x, y = torch.randn(4, 64), torch.randn(2, 5, 32)
+    with torch.no_grad():
+        close(fast(x), layer(x))
+        close(same(y), attention(y))
+
+
+def test_copies_compiles_exports_and_narrows() -> None:
+    model = settled_resnet()
+    fast = compress(model, select="always", fuse=True)
+    x = torch.randn(2, 3, 32, 32)
+    with torch.no_grad():
+        expected = fast(x)
+        assert torch.equal(copy.deepcopy(fast)(x), expected)
+        assert torch.equal(torch.compile(fast, backend="aot_eager", fullgraph=True)(x), expected)
+        assert torch.equal(torch.export.export(fast, (x,)).module()(x), expected)
+        half = compress(model, select="always", dtype=torch.bfloat16)(x)
+        assert (half - expected).norm() < 0.05 * expected.norm()
+    twin = compress(settled_resnet(1), select="always", fuse=True)
+    twin.load_state_dict(fast.state_dict())
+    with torch.no_grad():
+        assert torch.equal(twin(x), expected)
+
+
+def test_gradients_reach_the_inputs() -> None:
+    model = settled_resnet()
+    fast = compress(model, select="always", fuse=True)
+    x = torch.randn(2, 3, 32, 32, requires_grad=True)
+    y = x.detach().clone().requires_grad_()
+    fast(x).square().sum().backward()
+    model(y).square().sum().backward()
+    torch.testing.assert_close(x.grad, y.grad, rtol=1e-3, atol=1e-3)
+
+
+def test_refuses_bad_input() -> None:
+    model = prunus.models.make("fc:16-16-4")
+    with pytest.raises(BadInput, match="cannot be stored"):
+        compress(model, dtype=torch.float16)
+    with pytest.raises(BadInput, match="float32"):
+        compress(copy.deepcopy(model).double())
+    with pytest.raises(BadInput, match="cannot run on the example"):
+        compress(model, example=torch.randn(2, 3))
+    with pytest.raises(BadInput, match="torch module"):
+        compress("resnet20")  # type: ignore[arg-type]
+    with pytest.raises(BadInput, match="not made by"):
+        explain(model)
+    with torch.no_grad():
+        model.layers[0].weight[0, 0] = float("nan")
+    with pytest.raises(BadInput, match=r"layers\.0.*NaN"):
+        compress(model, select="always")
+    with torch.device("meta"), pytest.raises(BadInput, match="CPU"):
+        compress(nn.Linear(2, 2))
