@@ -11,7 +11,7 @@ def step_change(error: float) -> dict[str, float]:
     """K-24b (Lemma 9.17): entries of a unit-diagonal covariance move by error^2 / 2, kappa 0 by error at most.
 
     The largest move is 2 asin(error / sqrt 2) / pi, from correlation 1 - error^2 to a singular matrix with all
-    entries 1 - error^2 / 2: less than half of what the lemma allows while error is small.
+    entries 1 - error^2 / 2: at most half of what the lemma allows.
     """
     error = domain.real("error", error, 0.0, 1.0)
     return {"bound": error, "worst": 2 * math.asin(error / math.sqrt(2)) / math.pi}
