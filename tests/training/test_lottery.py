@@ -165,6 +165,23 @@ def test_imp_beats_random_masks_on_digits() -> None:
     assert level.history[-1].test_accuracy > history[-1].test_accuracy + 0.1
 
 
+@pytest.mark.parametrize("fraction", ["certified", "statistical"])
+def test_a_plan_chooses_what_each_round_removes(fraction: str) -> None:
+    """Every round stays within the error, certified again from the outside (the use named in the closeness paper)."""
+    import prunus
+
+    train, test = digits()
+    domain = prunus.Ball(1.0) if fraction == "certified" else None
+    options = ImpOptions(domain=domain, error=4.0, exclude=("layers.2",))
+    levels = imp(fc("64-16-16-10"), train, 2, fraction, "2ep", "4ep", test, config=QUICK, options=options)
+    assert 0.0 < levels[1].masks.sparsity <= levels[2].masks.sparsity
+    assert set(levels[2].masks) == {"layers.0.weight", "layers.1.weight"}
+    for one, two in itertools.pairwise(levels):
+        assert all(bool((one.masks[name] | ~two.masks[name]).all()) for name in one.masks)
+        if fraction == "certified":
+            assert prunus.certify(one.model.eval(), two.masks, domain, attack=False).bound <= 4.0 * (1 + 1e-6)
+
+
 def test_bad_input() -> None:
     train, _ = digits(64)
     for wrong in ({"rounds": -1}, {"fraction": 0.0}, {"fraction": 1.0}, {"fraction": "bold"}, {"rewind": "1ep"}):

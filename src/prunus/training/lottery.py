@@ -34,8 +34,8 @@ class ImpOptions:
     exclude: names and globs that are never pruned.
     controls: trained beside each level at the same density: masks shuffled inside each layer ("shuffle-layers") or over
         all ("shuffle-global"), or the same masks with each layer's initial weights permuted ("reinitialise").
-    domain, error: for fraction="certified" or "statistical": how far the pruned network may be from the trained one of
-        each round, and on which inputs (`prunus.Ball(1.0)`, `prunus.Samples(points)`).
+    domain, error: how far the pruned network of a round may be from the trained one, and on which inputs. For
+        fraction="certified" a `prunus.Ball`, `Box` or `Samples`; for "statistical" the test data unless given.
     """
 
     allocation: str = "global"
@@ -115,7 +115,7 @@ def _check(rounds: int, fraction: float | str, options: ImpOptions) -> None:
     if isinstance(fraction, str):
         if fraction not in PLANNED:
             raise UnknownName("way to choose the fraction", fraction, PLANNED)
-        if options.domain is None or options.error is None:
+        if options.error is None or (options.domain is None and fraction == "certified"):
             raise BadInput(
                 f"fraction={fraction!r} needs the inputs and the error that are allowed: give "
                 "ImpOptions(domain=prunus.Ball(1.0), error=0.1)."
@@ -183,13 +183,12 @@ class _Job:
     def _planned(self, trained: nn.Module, masks: Masks) -> Masks:
         """What `prunus.plan` allows for the trained network of this round; what is gone stays gone."""
         # By name: certificates and training stand side by side, and only this option joins them.
-        plan = importlib.import_module("prunus.certificates").plan
-        training = trained.training
+        certificates = importlib.import_module("prunus.certificates")
+        domain, training = self.options.domain, trained.training
+        if domain is None:
+            domain = certificates.OnData(self.test if self.test is not None else self.data)
         trained.eval()
-        options: dict[str, Any] = {"error": self.options.error, "exclude": self.options.exclude}
-        if self.fraction == "statistical":
-            options["method"] = "statistical"
-        found = plan(trained, self.options.domain, **options)
+        found = certificates.plan(trained, domain, self.options.error, exclude=self.options.exclude)
         trained.train(training)
         joint = {name: mask & found.masks[name] if name in found.masks else mask for name, mask in masks.items()}
         _require_filled(joint)
