@@ -15,7 +15,10 @@ missing=""
 "$python" -c 'import venv, ensurepip' 2>/dev/null || missing="$missing python3-venv"
 command -v g++ >/dev/null 2>&1 || missing="$missing g++"
 "$python" -c 'import sysconfig, os, sys; sys.exit(not os.path.exists(os.path.join(sysconfig.get_paths()["include"], "Python.h")))' || missing="$missing python3-dev"
-[ "$kind" = test ] && ! command -v chromium >/dev/null 2>&1 && missing="$missing chromium"
+if [ "$kind" = test ]; then
+    command -v chromium >/dev/null 2>&1 || missing="$missing chromium"
+    [ -d /usr/include/simde ] || missing="$missing libsimde-dev"
+fi
 if [ -n "$missing" ]; then
     if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1; then
         echo "Installing Debian packages:$missing" >&2
@@ -27,7 +30,7 @@ if [ -n "$missing" ]; then
 fi
 
 [ -x "$venv/bin/python" ] || "$python" -m venv "$venv"
-pip="$venv/bin/pip --disable-pip-version-check -q"
+pip="$venv/bin/pip --disable-pip-version-check -qq"
 echo "Setting up $venv (torch and the compiled kernels; a few minutes the first time)" >&2
 $pip install "scikit-build-core>=0.10" "nanobind>=2.4" "cmake>=3.26" ninja
 extras=""

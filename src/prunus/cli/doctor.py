@@ -37,7 +37,9 @@ def doctor(*, json: Json = False) -> None:
     rows = [["prunus", record["prunus"]], ["python", record["python"]], ["processor", record["processor"]]]
     rows += [[name, version] for name, version in record["packages"].items()]
     rows += [[f"kernels {name}", level] for name, level in record["kernels"].items()]
-    rows += [[f"{name} (extra {EXTRAS[name]})", version or "not installed"] for name, version in record["extras"].items()]
+    rows += [
+        [f"{name} (extra {EXTRAS[name]})", version or "not installed"] for name, version in record["extras"].items()
+    ]
     rows += [["data folder", record["data"]]]
     print_table(["what", "here"], rows, left=(0, 1))
     for line in record["remarks"]:

@@ -39,7 +39,9 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def print_table(columns: Sequence[str], rows: Sequence[Sequence[Any]], title: str = "", left: Sequence[int] = (0,)) -> None:
+def print_table(
+    columns: Sequence[str], rows: Sequence[Sequence[Any]], title: str = "", left: Sequence[int] = (0,)
+) -> None:
     """A table; columns named in `left` are text, the others numbers aligned to the right."""
     table = Table(title=title or None, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for number, column in enumerate(columns):

@@ -29,7 +29,10 @@ _registry: dict[str, Check] = {}
 
 
 def check(*claims: str, method: str) -> Callable[[Callable[[], str]], Callable[[], str]]:
-    """Register a check for the given ledger ids; `method` is "enumeration", "second formula", "Monte Carlo" or "property"."""
+    """Register a check for the given ledger ids.
+
+    `method` is "enumeration", "second formula", "Monte Carlo" or "property".
+    """
 
     def register(function: Callable[[], str]) -> Callable[[], str]:
         name = f"{function.__module__.rsplit('.', 1)[-1]}.{function.__name__}"
