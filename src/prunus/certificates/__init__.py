@@ -12,16 +12,21 @@ from __future__ import annotations
 
 from prunus.certificates._attack import AttackSettings, Attained, ascend
 from prunus.certificates._certify import METHODS, Bounds, CertifyOptions, certify, verify
+from prunus.certificates._plan import OnData, Plan, PlannedLayer, PlanSettings, ScanRow, plan
+from prunus.certificates.a_priori import APriori, AssumptionRow, bound_a_priori, check_assumptions
 from prunus.certificates.certificate import Certificate, CertifiedLayer, hash_model
 from prunus.certificates.domains import Ball, Box, Samples
 from prunus.certificates.graph import Pair, read_pair
 from prunus.certificates.linear_rules import convolution, diagonal, linear
 from prunus.certificates.pieces import Affine, Elementwise, Join, Lipschitz
 from prunus.certificates.rules import Call, register_rule, unregister_rule
+from prunus.certificates.statistics import MaskTrials, Statistic, certify_over_masks, certify_statistically
 
 __all__ = [
     "METHODS",
+    "APriori",
     "Affine",
+    "AssumptionRow",
     "AttackSettings",
     "Attained",
     "Ball",
@@ -34,14 +39,26 @@ __all__ = [
     "Elementwise",
     "Join",
     "Lipschitz",
+    "MaskTrials",
+    "OnData",
     "Pair",
+    "Plan",
+    "PlanSettings",
+    "PlannedLayer",
     "Samples",
+    "ScanRow",
+    "Statistic",
     "ascend",
+    "bound_a_priori",
     "certify",
+    "certify_over_masks",
+    "certify_statistically",
+    "check_assumptions",
     "convolution",
     "diagonal",
     "hash_model",
     "linear",
+    "plan",
     "read_pair",
     "register_rule",
     "unregister_rule",

@@ -43,6 +43,13 @@ class Norms:
             self._known[number] = _layer_norms(self._pair.steps[number])
         return self._known[number]
 
+    def put(self, number: int, norms: LayerNorms) -> None:
+        """Take up norms that are known from elsewhere, such as the same layer in another combination."""
+        self._known[number] = norms
+
+    def known(self) -> list[tuple[int, LayerNorms]]:
+        return list(self._known.items())
+
 
 def _layer_norms(step: Step) -> LayerNorms:
     one, two = step.original, step.pruned

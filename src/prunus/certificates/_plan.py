@@ -1,0 +1,435 @@
+"""`plan`: the largest pruning whose certified error stays within a budget.
+
+Every layer has an error curve: the bound when only this layer is pruned, made monotone. For a price on error, each
+layer takes the sparsity with the best balance of weights removed against its own error (the marginal costs are then
+equal); a bisection over the price meets the budget with the true certificate of all layers together. The best uniform
+sparsity is searched too, and both are filled up layer by layer, cheapest first. What is returned has been certified as
+a whole.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from prunus.certificates._certify import Bounds, CertifyOptions, prepared
+from prunus.certificates.domains import Ball, Box, Domain, Samples
+from prunus.certificates.graph import input_shape, read_pair
+from prunus.certificates.sizes import LayerNorms
+from prunus.certificates.statistics import _inputs, certify_statistically
+from prunus.contract import Masks, Pattern, Score
+from prunus.errors import BadInput
+from prunus.pruning import find_masks
+from prunus.weights import prunable_weights
+
+_GRID = tuple(round(0.05 * step, 2) for step in range(1, 20)) + (0.98,)
+
+
+_METHODS = CertifyOptions(methods=("recursion", "products", "intervals"))
+
+
+@dataclass(frozen=True)
+class ScanRow:
+    """The sensitivity scan: one layer alone at one sparsity, and the bound this gives."""
+
+    layer: str
+    sparsity: float
+    bound: float
+
+
+@dataclass(frozen=True)
+class PlannedLayer:
+    """One layer of a plan: its weights, how many stay, and the bound it would give alone."""
+
+    name: str
+    total: int
+    kept: int
+    alone: float
+
+    @property
+    def sparsity(self) -> float:
+        return 1 - self.kept / self.total
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """`masks` whose certified error is `bound`, at most the budget `error`.
+
+    `curve` lists (sparsity, bound) of every combination certified on the way, sparsest last; `scan` the layers one by
+    one; `uniform` is the sparsity of the best uniform pruning found within the budget.
+    """
+
+    masks: Masks
+    bound: float
+    error: float
+    layers: tuple[PlannedLayer, ...]
+    curve: tuple[tuple[float, float], ...]
+    scan: tuple[ScanRow, ...]
+    uniform: float
+
+    @property
+    def sparsity(self) -> float:
+        return self.masks.sparsity
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "sparsity": self.sparsity,
+            "bound": self.bound,
+            "error": self.error,
+            "uniform": self.uniform,
+            "layers": [{**vars(layer), "sparsity": layer.sparsity} for layer in self.layers],
+            "curve": [list(point) for point in self.curve],
+            "scan": [vars(row) for row in self.scan],
+        }
+
+
+@dataclass(frozen=True)
+class OnData:
+    """Plan against a statistical error: the budget holds for all but a `probability` bounded with `confidence`.
+
+    The data are split: one half guides the search, the other gives the final statement.
+    """
+
+    data: Any
+    confidence: float = 0.95
+    exceedances: int = 0
+
+
+@dataclass(frozen=True)
+class PlanSettings:
+    """Finer control: levels of the scan, rounds of bisection, methods of the certificate, data for the score."""
+
+    grid: tuple[float, ...] = _GRID
+    rounds: int = 8
+    options: CertifyOptions = _METHODS
+    data: Any = None
+    loss: Callable[[Tensor, Tensor], Tensor] | None = None
+    example: Tensor | None = None
+    seed: int = 0
+
+
+def plan(
+    model: nn.Module,
+    domain: Domain | OnData,
+    error: float,
+    *,
+    score: str | Score = "magnitude",
+    pattern: str | Pattern = "unstructured",
+    exclude: Iterable[str] = (),
+    settings: PlanSettings | None = None,
+) -> Plan:
+    """Masks that prune as much as the budget `error` on the output's distance allows; the model is not touched.
+
+    domain    where the error is certified: `Ball`, `Box`, `Samples`, or `OnData` for a statistical error
+    """
+    if isinstance(error, bool) or not isinstance(error, (int, float)) or not (math.isfinite(error) and error > 0):
+        raise BadInput(f"The budget is {error!r}: it must be a positive number.")
+    exclude = (exclude,) if isinstance(exclude, str) else tuple(exclude)
+    settings = settings or PlanSettings()
+    search = _Search(model, domain, float(error), score, pattern, exclude, settings)
+    return search.run()
+
+
+class _Search:
+    """One search; everything evaluated is remembered by the levels of the layers."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        domain: Domain | OnData,
+        error: float,
+        score: str | Score,
+        pattern: str | Pattern,
+        exclude: Sequence[str],
+        settings: PlanSettings,
+    ) -> None:
+        self.model, self.error, self.settings = model, error, settings
+        self._find: dict[str, Any] = {"score": score, "pattern": pattern, "seed": settings.seed}
+        self._find |= {"data": settings.data, "loss": settings.loss}
+        probe = find_masks(model, 0.0, pattern="unstructured", exclude=exclude)
+        self._weights = {name: weight for name, weight in prunable_weights(model).items() if name in probe}
+        self.sizes = {name: weight.numel for name, weight in self._weights.items()}
+        self._masks: dict[tuple[str, float], Tensor | None] = {}
+        self._judge = _judge(model, domain, settings)
+        self._known: dict[tuple[tuple[str, float], ...], float] = {}
+        self.curve: list[tuple[float, float]] = []
+
+    # ------------------------------------------------------------------------------------------------- evaluation
+
+    def mask(self, name: str, level: float) -> Tensor | None:
+        """The layer's mask at a level; None where the pattern cannot give it."""
+        key = (name, level)
+        if key not in self._masks:
+            try:
+                self._masks[key] = find_masks(self.model, {name: level}, **self._find)[name]
+            except BadInput:
+                if level == 0.0:
+                    raise
+                self._masks[key] = None
+        return self._masks[key]
+
+    def masks(self, levels: Mapping[str, float]) -> Masks | None:
+        found = {name: self.mask(name, level) for name, level in levels.items() if level > 0}
+        if any(mask is None for mask in found.values()):
+            return None
+        kept = {name: mask for name, mask in found.items() if mask is not None}
+        for name, weight in self._weights.items():
+            if name not in kept:
+                kept[name] = torch.ones(weight.shape, dtype=torch.bool, device=weight.parameter.device)
+        notes = {"plan": {name: round(level, 9) for name, level in levels.items()}}
+        return Masks.adopt({name: kept[name] for name in self.sizes}, notes)
+
+    def removed(self, levels: Mapping[str, float]) -> int:
+        masks = self.masks(levels)
+        return 0 if masks is None else sum(int((~mask).sum()) for mask in masks.values())
+
+    def bound(self, levels: Mapping[str, float]) -> float:
+        """The certified error of a combination; infinite where the pattern refuses it."""
+        key = tuple((name, levels.get(name, 0.0)) for name in self.sizes)
+        if key not in self._known:
+            masks = self.masks(levels)
+            self._known[key] = math.inf if masks is None else self._judge(masks, dict(key))
+            if masks is not None:
+                self.curve.append((masks.sparsity, self._known[key]))
+        return self._known[key]
+
+    def fits(self, levels: Mapping[str, float]) -> bool:
+        return self.bound(levels) <= self.error
+
+    # ----------------------------------------------------------------------------------------------------- search
+
+    def run(self) -> Plan:
+        uniform = self._uniform()
+        scan = self._scan()
+        priced = self._priced(scan, self.removed(uniform))
+        best = priced if self.removed(priced) > self.removed(uniform) else uniform
+        best = self._exchange(self._fill(best, scan))
+        if self.removed(best) == 0:
+            raise self._hopeless(scan)
+        best = self._judge.confirm(self, best)
+        masks = self.masks(best)
+        assert masks is not None
+        alone = {name: self._curve_at(scan, name, level) for name, level in best.items()}
+        rows = tuple(PlannedLayer(row.name, row.total, row.kept, alone.get(row.name, 0.0)) for row in masks.layers)
+        table = tuple(ScanRow(name, level, value) for name, points in scan.items() for level, value in points)
+        share = self.removed(uniform) / max(1, sum(self.sizes.values()))
+        return Plan(masks, self.bound(best), self.error, rows, tuple(sorted(set(self.curve))), table, share)
+
+    def _uniform(self) -> dict[str, float]:
+        """The best uniform sparsity: bisection over the grid, then between its last two points."""
+        grid = [0.0, *(level for level in self.settings.grid if self.masks(self._all(level)) is not None)]
+        first, last = 0, len(grid)  # grid[first] fits, grid[last] does not
+        while last - first > 1:
+            middle = (first + last) // 2
+            if self.fits(self._all(grid[middle])):
+                first = middle
+            else:
+                last = middle
+        low, high = grid[first], grid[last] if last < len(grid) else grid[first]
+        for _ in range(self.settings.rounds if high > low else 0):
+            between = (low + high) / 2
+            if self.fits(self._all(between)):
+                low = between
+            else:
+                high = between
+        return self._all(low)
+
+    def _all(self, level: float) -> dict[str, float]:
+        return dict.fromkeys(self.sizes, level)
+
+    def _scan(self) -> dict[str, list[tuple[float, float]]]:
+        """Every layer alone, by the quick part of the judge, made monotone: (level, bound) with rising bounds."""
+        scan: dict[str, list[tuple[float, float]]] = {}
+        for name in self.sizes:
+            points, top = [(0.0, 0.0)], 0.0
+            for level in self.settings.grid:
+                masks = self.masks({name: level})
+                if masks is None:
+                    continue
+                top = max(top, self._judge.quick(masks, {name: level}))
+                points.append((level, top))
+            scan[name] = points
+        return scan
+
+    def _curve_at(self, scan: Mapping[str, list[tuple[float, float]]], name: str, level: float) -> float:
+        points = scan[name]
+        for (low, before), (high, after) in pairwise(points):
+            if low <= level <= high:
+                return before + (after - before) * (level - low) / (high - low)
+        return points[-1][1]
+
+    def _priced(self, scan: Mapping[str, list[tuple[float, float]]], least: int) -> dict[str, float]:
+        """Levels of equal marginal cost at the price that fits the budget; only those above `least` are certified."""
+
+        def levels(price: float) -> dict[str, float]:
+            chosen = {}
+            for name, points in scan.items():
+                chosen[name] = max(points, key=lambda point: self.sizes[name] * point[0] - price * point[1])[0]
+            return chosen
+
+        total = float(sum(self.sizes.values()))
+        tops = [points[-1][1] for points in scan.values()]
+        high = 1e3 * total / max(min((top for top in tops if top > 0), default=1.0), 1e-300)
+        low, best = 1e-6 * total / max(max(tops), 1e-300), self._all(0.0)
+        for _ in range(3 * self.settings.rounds):
+            price = math.sqrt(low * high)
+            tried = levels(price)
+            if self.removed(tried) <= least:
+                high = price
+            elif self.fits(tried):
+                high, best, least = price, tried, self.removed(tried)
+            else:
+                low = price
+        return best
+
+    def _fill(self, start: Mapping[str, float], scan: Mapping[str, list[tuple[float, float]]]) -> dict[str, float]:
+        """Raise layers one by one, cheapest in error per weight first, in steps that halve when nothing fits."""
+        levels = dict(start)
+        step = 0.04
+        for _ in range(self.settings.rounds // 2):
+            order = sorted(levels, key=lambda name: self._price(scan, name, levels[name], step))
+            raised = False
+            for name in order[: self.settings.rounds]:
+                tried = {**levels, name: min(0.999, levels[name] + step)}
+                if tried[name] > levels[name] and self.removed(tried) > self.removed(levels) and self.fits(tried):
+                    levels, raised = tried, True
+            if not raised:
+                step /= 3
+        return levels
+
+    def _exchange(self, start: dict[str, float]) -> dict[str, float]:
+        """Give from the layer where a weight costs most error to the one where it costs least, while it pays."""
+        levels, step = start, 0.08
+        names = sorted(self.sizes, key=lambda name: -self.sizes[name])[: self.settings.rounds]
+        if len(names) < 2 or self.removed(start) == 0:
+            return start
+        prices = self._true_prices(levels, names)
+        for _ in range(self.settings.rounds):
+            cheap, dear = min(prices, key=lambda n: prices[n]), max(prices, key=lambda n: prices[n])
+            if prices[dear] <= 1.001 * prices[cheap]:
+                break
+            up = min(step, 0.999 - levels[cheap])
+            down = 1.02 * up * self.sizes[cheap] / self.sizes[dear] * prices[cheap] / prices[dear]
+            tried = {**levels, cheap: levels[cheap] + up, dear: max(0.0, levels[dear] - down)}
+            if self.removed(tried) > self.removed(levels) and self.fits(tried):
+                levels = tried
+                prices |= self._true_prices(levels, [cheap, dear])
+            else:
+                step /= 2
+        return levels
+
+    def _true_prices(self, levels: Mapping[str, float], names: Sequence[str]) -> dict[str, float]:
+        """Error per weight of each layer, from the certificate with this layer a little less pruned."""
+        here, prices = self.bound(levels), {}
+        for name in names:
+            lower = {**levels, name: max(0.0, levels[name] - 0.02)}
+            freed = self.removed(levels) - self.removed(lower)
+            if freed > 0:
+                prices[name] = max((here - self.bound(lower)) / freed, 1e-300)
+        return prices
+
+    def _price(self, scan: Mapping[str, list[tuple[float, float]]], name: str, level: float, step: float) -> float:
+        rise = self._curve_at(scan, name, min(0.999, level + step)) - self._curve_at(scan, name, level)
+        return rise / (step * self.sizes[name])
+
+    def _hopeless(self, scan: Mapping[str, list[tuple[float, float]]]) -> BadInput:
+        """Nothing fits: name the smallest budget that would allow one step of the finest level that the pattern has."""
+        smallest, which = math.inf, ""
+        for name, points in scan.items():
+            levels = [1.0 / self.sizes[name], *(level for level, _ in points if level > 0)]
+            for level in levels:
+                if self.masks({name: level}) is not None and self.removed({name: level}) > 0:
+                    value = self.bound({name: level})
+                    if value < smallest:
+                        smallest, which = value, name
+                    break
+        return BadInput(
+            f"Nothing can be pruned within an error of {self.error:.4g}: the smallest budget that allows any pruning "
+            f"is {smallest:.6g} (in {which})."
+        )
+
+
+# ------------------------------------------------------------------------------------------------------------ judges
+
+
+class _CertifiedJudge:
+    """The certificate on a domain; norms of layers are remembered by their level."""
+
+    def __init__(self, model: nn.Module, domain: Domain, settings: PlanSettings) -> None:
+        self._original, _ = prepared(model, copy.deepcopy(model))
+        self._shape = input_shape(model, domain.shape, settings.example)
+        self._region = domain.region(self._shape)
+        self._options = settings.options
+        self._norms: dict[tuple[str, float], LayerNorms] = {}
+
+    def _bounds(self, masks: Masks, levels: Mapping[str, float], options: CertifyOptions) -> float:
+        _, pruned = prepared(self._original, masks)
+        bounds = Bounds(read_pair(self._original, pruned, self._shape), options)
+        by_layer = {name.rpartition(".")[0]: level for name, level in levels.items()}
+        names = [step.name for step in bounds.pair.steps]
+        for number, name in enumerate(names):
+            if names.count(name) == 1 and (name, by_layer.get(name, 0.0)) in self._norms:
+                bounds.norms.put(number, self._norms[name, by_layer.get(name, 0.0)])
+        found = bounds.of(self._region).bound
+        for number, norm in bounds.norms.known():
+            self._norms[names[number], by_layer.get(names[number], 0.0)] = norm
+        return found
+
+    def __call__(self, masks: Masks, levels: Mapping[str, float]) -> float:
+        return self._bounds(masks, levels, self._options)
+
+    def quick(self, masks: Masks, levels: Mapping[str, float]) -> float:
+        return self._bounds(masks, levels, CertifyOptions(methods=("recursion",)))
+
+    def confirm(self, search: _Search, levels: dict[str, float]) -> dict[str, float]:
+        return levels
+
+
+class _StatisticalJudge:
+    """The order statistic of the distances on one half of the data; the other half confirms."""
+
+    def __init__(self, model: nn.Module, where: OnData) -> None:
+        inputs = _inputs(where.data)
+        if inputs.shape[0] < 4:
+            raise BadInput("A statistical plan needs at least four points: half of them guide it, half confirm it.")
+        self._model, self._where = model, where
+        self._guide, self._held = inputs[0::2], inputs[1::2]
+
+    def __call__(self, masks: Masks, levels: Mapping[str, float]) -> float:
+        return self._on(self._guide, masks)
+
+    quick = __call__
+
+    def _on(self, inputs: Tensor, masks: Masks, comparisons: int = 1) -> float:
+        where = self._where
+        found = certify_statistically(
+            self._model, masks, inputs, None, where.confidence, exceedances=where.exceedances, comparisons=comparisons
+        )
+        return found.bound
+
+    def confirm(self, search: _Search, levels: dict[str, float]) -> dict[str, float]:
+        """Step back until the held-out half agrees; the bound then shown is that half's."""
+        for _ in range(40):
+            masks = search.masks(levels)
+            if masks is not None:
+                value = self._on(self._held, masks)
+                if value <= search.error:
+                    search._known[tuple((name, levels.get(name, 0.0)) for name in search.sizes)] = value
+                    return levels
+            levels = {name: level * 0.95 for name, level in levels.items()}
+        raise BadInput(f"No pruning found on one half of the data stays within {search.error:.4g} on the other half.")
+
+
+def _judge(model: nn.Module, domain: Domain | OnData, settings: PlanSettings) -> Any:
+    if isinstance(domain, OnData):
+        return _StatisticalJudge(model, domain)
+    if not isinstance(domain, (Ball, Box, Samples)):
+        raise BadInput("The domain of a plan must be a prunus.Ball, prunus.Box, prunus.Samples, or OnData.")
+    return _CertifiedJudge(model, domain, settings)

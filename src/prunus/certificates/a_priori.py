@@ -1,0 +1,169 @@
+"""Before anything is trained: Theorem 1' for a network given by its widths; and whether trained weights fit it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from scipy import special
+from torch import Tensor, nn
+
+from prunus.contract import whole
+from prunus.errors import BadInput, UnknownName
+from prunus.operators import matrix_norm
+from prunus.theory import closeness, matrices, order_statistics
+from prunus.weights import prunable_weights
+
+_LAWS = ("uniform", "normal")
+
+
+@dataclass(frozen=True)
+class APriori:
+    """With `confidence` over the draw of the weights, pruning moves no input of the ball by more than `error`."""
+
+    error: float
+    norms: tuple[float, ...]
+    differences: tuple[float, ...]
+    pruned: tuple[int, ...]
+    confidence: float
+
+
+def bound_a_priori(
+    widths: Sequence[int],
+    sparsity: float,
+    *,
+    confidence: float = 0.95,
+    spread: float = 1.0,
+    law: str = "uniform",
+    radius: float = 1.0,
+) -> APriori:
+    """Theorem 1' (ledger P-16) for a ReLU network without biases, inner layers pruned by magnitude at `sparsity`.
+
+    widths   inputs, hidden widths, outputs; the first and the last layer stay
+    law      "uniform" on [-spread/sqrt(n), spread/sqrt(n)] or "normal" with deviation spread/sqrt(n), n the larger side
+
+    Half of the risk goes to the norms, a quarter to the thresholds and a quarter to the concentration, evenly over
+    their layers; for square layers this is P-16c.
+    """
+    layers = len(widths) - 1
+    if layers < 3 or any(int(size) < 1 for size in widths):
+        raise BadInput("Theorem 1' needs at least three layers: give inputs, two or more hidden widths, and outputs.")
+    if not 0 <= sparsity < 1:
+        raise BadInput(f"The sparsity is {sparsity}; it is the fraction of zeros and must lie in [0, 1).")
+    if not 0 < confidence < 1:
+        raise BadInput(f"The confidence is {confidence}: it must lie strictly between 0 and 1.")
+    if law not in _LAWS:
+        raise UnknownName("law of the weights", law, _LAWS)
+    delta = 1 - confidence
+    part = delta / (4 * (layers - 2))
+    norms, differences, counts = [], [], []
+    for number, (columns, rows) in enumerate(pairwise(widths)):
+        norms.append(_norm(rows, columns, delta / (2 * layers), spread, law))
+        inner = 0 < number < layers - 1
+        removed = whole(sparsity, rows * columns) if inner else 0
+        counts.append(removed)
+        threshold = _threshold(rows, columns, removed, part, spread, law) if removed else 0.0
+        differences.append(closeness.theorem1_prime_difference(rows, columns, threshold, part))
+    error = closeness.recursion_error(norms, differences, radius=radius)
+    return APriori(float(error), tuple(norms), tuple(differences), tuple(counts), confidence)
+
+
+def _norm(rows: int, columns: int, delta: float, spread: float, law: str) -> float:
+    if law == "uniform":
+        return float(matrices.uniform_norm_quantile(rows, columns, delta, spread))
+    return float(matrices.normal_norm_quantile(rows, columns, spread / math.sqrt(max(rows, columns)), delta))
+
+
+def _threshold(rows: int, columns: int, removed: int, delta: float, spread: float, law: str) -> float:
+    """Upper quantile of the smallest kept magnitude."""
+    scale = spread / math.sqrt(max(rows, columns))
+    level = float(order_statistics.threshold_quantile(rows * columns, removed, delta))
+    return scale * level if law == "uniform" else scale * float(special.ndtri((1 + level) / 2))
+
+
+@dataclass(frozen=True)
+class AssumptionRow:
+    """One weight matrix against the theorems' assumptions (ledger P-24, P-33).
+
+    second, fourth: variance * width and fourth moment * width^2, which the theorems take as constants; mean_norm: the
+    part of the norm that the mean alone explains; bulk_norm: what independent weights of this variance would have;
+    leading_share: the share of the energy in the leading singular direction; row_correlation, column_correlation: mean
+    correlation of pairs. fits says whether the norm is within half again of the bulk.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    second: float
+    fourth: float
+    mean_norm: float
+    bulk_norm: float
+    norm: float
+    glorot_ratio: float
+    law: str
+    leading_share: float
+    row_correlation: float
+    column_correlation: float
+
+    @property
+    def fits(self) -> bool:
+        return self.norm <= 1.5 * self.bulk_norm
+
+
+def check_assumptions(model: nn.Module) -> list[AssumptionRow]:
+    """How far the weights of a (trained) network are from independent, centred draws; convolutions as matrices."""
+    weights = {name: weight for name, weight in prunable_weights(model).items() if weight.numel}
+    if not weights:
+        raise BadInput("The model has no linear or convolution weights to check.")
+    return [_row(name, weight.rows(weight.parameter.detach()).flatten(1)) for name, weight in weights.items()]
+
+
+def _row(name: str, matrix: Tensor) -> AssumptionRow:
+    matrix = matrix.double()
+    count, width = matrix.shape
+    mean, second = float(matrix.mean()), float(matrix.square().mean())
+    variance = max(second - mean**2, 1e-300)
+    kurtosis = max(1.0, float((matrix**4).mean()) / max(second, 1e-300) ** 2)
+    constants = closeness.sample_moment_constants(max(second, 1e-300), kurtosis, count, width)
+    parts = matrices.mean_component_norm(mean, variance, count, width)
+    norm = matrix_norm(matrix)
+    return AssumptionRow(
+        name=name,
+        shape=(count, width),
+        second=float(constants["second"]),
+        fourth=float(constants["fourth"]),
+        mean_norm=float(parts["mean_norm"]),
+        bulk_norm=float(parts["bulk_norm"]),
+        norm=norm,
+        glorot_ratio=variance / float(matrices.glorot_variance(width, count)),
+        law=_fitted_law(matrix.flatten()),
+        leading_share=norm**2 / max(float(matrix.square().sum()), 1e-300),
+        row_correlation=_mean_correlation(matrix),
+        column_correlation=_mean_correlation(matrix.T),
+    )
+
+
+def _fitted_law(values: Tensor) -> str:
+    """Uniform, normal or Laplace, whichever makes the weights likeliest."""
+    largest = max(float(values.abs().max()), 1e-300)
+    deviation = max(float(values.std()), 1e-300)
+    spread = max(float((values - values.median()).abs().mean()), 1e-300)
+    likelihoods = {
+        "uniform": -math.log(2 * largest),
+        "normal": -0.5 * math.log(2 * math.pi * deviation**2) - 0.5,
+        "laplace": -math.log(2 * spread) - 1,
+    }
+    return max(likelihoods, key=lambda law: likelihoods[law])
+
+
+def _mean_correlation(matrix: Tensor) -> float:
+    """Mean correlation of all pairs of rows: from the length of the sum of the standardised rows."""
+    count = matrix.shape[0]
+    if count < 2:
+        return 0.0
+    rows = matrix - matrix.mean(1, keepdim=True)
+    rows = rows / torch.linalg.vector_norm(rows, dim=1, keepdim=True).clamp_min(1e-300)
+    total = float(torch.linalg.vector_norm(rows.sum(0)) ** 2)
+    return (total - count) / (count * (count - 1))

@@ -1,0 +1,221 @@
+"""Certificates for a data distribution instead of all inputs (ledger P-28), and over random masks (ledger P-30)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from prunus.certificates._certify import Bounds, CertifyOptions, prepared
+from prunus.certificates.domains import Ball, Box, Domain, Samples
+from prunus.certificates.graph import input_shape, read_pair
+from prunus.contract import Masks, Pattern
+from prunus.errors import BadInput
+from prunus.theory import closeness
+
+
+@dataclass(frozen=True)
+class Statistic:
+    """With `confidence`, an input of the distribution moves the output by more than `bound` with `probability` at most.
+
+    agreement is the share of points with the same label, agreement_low its one-sided lower confidence bound, and
+    kept_by_margin the share whose label is safe because the original's margin exceeds sqrt(2) times the distance
+    (ledger P-27). Each statement holds on its own with the confidence.
+    """
+
+    bound: float
+    probability: float
+    confidence: float
+    points: int
+    exceedances: int
+    median: float
+    largest: float
+    agreement: float
+    agreement_low: float
+    kept_by_margin: float
+    median_margin: float
+
+    @property
+    def statement(self) -> str:
+        """The certificate in words."""
+        return (
+            f"With confidence {self.confidence:.4g}, at most {self.probability:.3%} of the inputs of this "
+            f"distribution move the output by more than {self.bound:.4g} ({self.exceedances} of {self.points} points "
+            f"did), and at least {self.agreement_low:.2%} keep their label."
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**vars(self), "statement": self.statement}
+
+
+@dataclass(frozen=True, eq=False)
+class _Measured:
+    distances: Tensor
+    margins: Tensor
+    same: Tensor
+
+
+def certify_statistically(
+    model: nn.Module,
+    pruned: Masks | nn.Module,
+    data: Any,
+    error: float | None = None,
+    confidence: float = 0.95,
+    *,
+    exceedances: int = 0,
+    comparisons: int = 1,
+) -> Statistic:
+    """What held-out points say about the distribution they were drawn from.
+
+    data          a data set of (input, label) pairs, or a tensor (n, *shape), drawn independently and not used for
+                  pruning, tuning or choosing
+    error         the distance to speak about; its exceedances are counted (Clopper-Pearson). Without it the distance
+                  is an order statistic: the largest after setting aside `exceedances` points, fixed beforehand
+    comparisons   how many prunings are compared on these points: they share the risk (Bonferroni)
+    """
+    confidence = _confidence(confidence)
+    if error is not None and not (math.isfinite(error) and error >= 0):
+        raise BadInput(f"The error is {error}: it must be 0 or a positive number.")
+    found = _measure(*prepared(model, pruned), _inputs(data))
+    count = found.distances.numel()
+    ordered = found.distances.sort().values
+    if error is None:
+        if not 0 <= exceedances < count:
+            raise BadInput(f"{exceedances} points cannot be set aside of {count}: give 0 to {count - 1}.")
+        bound, beyond = float(ordered[count - 1 - exceedances]), exceedances
+    else:
+        bound, beyond = float(error), int((found.distances > error).sum())
+    delta = 1 - confidence
+    differing = count - int(found.same.sum())
+    safe = found.margins > closeness.label_margin(1.0) * found.distances
+    return Statistic(
+        bound=bound,
+        probability=closeness.exceedance_upper(count, beyond, delta, comparisons),
+        confidence=confidence,
+        points=count,
+        exceedances=beyond,
+        median=float(ordered[count // 2]),
+        largest=float(ordered[-1]),
+        agreement=float(found.same.double().mean()),
+        agreement_low=1 - closeness.exceedance_upper(count, differing, delta, comparisons),
+        kept_by_margin=float(safe.double().mean()),
+        median_margin=float(found.margins.median()),
+    )
+
+
+def _confidence(value: float) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < 1:
+        raise BadInput(f"The confidence is {value!r}: it must lie strictly between 0 and 1.")
+    return float(value)
+
+
+def _inputs(data: Any) -> Tensor:
+    """All inputs of a data set as one tensor (n, *shape)."""
+    if isinstance(data, Tensor):
+        inputs = data
+    else:
+        held = getattr(data, "tensors", None)
+        if held is not None and isinstance(held[0], Tensor):
+            inputs = held[0]
+        else:
+            if not hasattr(data, "__len__") or not hasattr(data, "__getitem__"):
+                raise BadInput("The data must be a tensor (n, *shape) or a data set of (input, label) pairs.")
+            items = [data[number] for number in range(len(data))]
+            rows = [torch.as_tensor(item[0] if isinstance(item, (tuple, list)) else item) for item in items]
+            inputs = torch.stack(rows) if rows else torch.zeros(0)
+    if inputs.ndim < 2 or inputs.shape[0] == 0:
+        raise BadInput("The sample is empty: a statistical certificate needs at least one point.")
+    return inputs
+
+
+@torch.no_grad()
+def _measure(original: nn.Module, pruned: nn.Module, inputs: Tensor) -> _Measured:
+    """Distances, margins and agreement as the networks really compute them, in their own types."""
+    columns: list[tuple[Tensor, Tensor, Tensor]] = []
+    first = next(original.parameters(), torch.zeros(0))
+    for start in range(0, inputs.shape[0], 256):
+        batch = inputs[start : start + 256]
+        if batch.is_floating_point():
+            batch = batch.to(first.dtype)
+        one, two = original(batch).double().flatten(1), pruned(batch).double().flatten(1)
+        distance = torch.linalg.vector_norm(two - one, dim=1)
+        if one.shape[1] == 1:
+            margin, same = one.abs().squeeze(1), (one > 0).eq(two > 0).squeeze(1)
+        else:
+            top = one.topk(2, dim=1).values
+            margin, same = top[:, 0] - top[:, 1], one.argmax(1) == two.argmax(1)
+        columns.append((distance, margin, same))
+    distances, margins, agree = (torch.cat(parts) for parts in zip(*columns))
+    if not bool(torch.isfinite(distances).all()):
+        raise BadInput(
+            "A network gives outputs that are not finite on this sample, so there is no distance to certify."
+        )
+    return _Measured(distances, margins, agree)
+
+
+# ---------------------------------------------------------------------------------------------------------- over masks
+
+
+@dataclass(frozen=True)
+class MaskTrials:
+    """How often a random pruning stays within an error, with the exact two-sided interval for the probability."""
+
+    error: float
+    successes: int
+    trials: int
+    low: float
+    high: float
+    confidence: float
+    values: tuple[float, ...]
+
+    @property
+    def statement(self) -> str:
+        return (
+            f"{self.successes} of {self.trials} random masks stay within {self.error:.4g}: with confidence "
+            f"{self.confidence:.4g} the probability lies in [{self.low:.4f}, {self.high:.4f}]."
+        )
+
+
+def certify_over_masks(
+    model: nn.Module,
+    where: Domain | Tensor | Any,
+    error: float,
+    *,
+    sparsity: float,
+    pattern: str | Pattern = "unstructured",
+    exclude: Sequence[str] = (),
+    trials: int = 60,
+    confidence: float = 0.95,
+    seed: int = 0,
+) -> MaskTrials:
+    """Monte Carlo over random masks (ledger P-30).
+
+    A trial succeeds when its certificate on a domain, or its largest distance on data, is at most `error`.
+    """
+    from prunus.pruning import find_masks
+
+    confidence = _confidence(confidence)
+    if trials < 1:
+        raise BadInput(f"At least one mask is needed, not {trials}.")
+    values = []
+    for trial in range(trials):
+        masks = find_masks(
+            model, sparsity, score="random", pattern=pattern, exclude=exclude, seed=seed * 1_000_003 + trial
+        )
+        values.append(_value(model, masks, where))
+    successes = sum(value <= error for value in values)
+    interval = closeness.success_interval(trials, successes, 1 - confidence)
+    return MaskTrials(error, successes, trials, interval["low"], interval["high"], confidence, tuple(values))
+
+
+def _value(model: nn.Module, masks: Masks, where: Domain | Any) -> float:
+    original, pruned = prepared(model, masks)
+    if isinstance(where, (Ball, Box, Samples)):
+        shape = input_shape(original, where.shape, None)
+        options = CertifyOptions(methods=("recursion", "products", "intervals"))
+        return Bounds(read_pair(original, pruned, shape), options).of(where.region(shape)).bound
+    return float(_measure(original, pruned, _inputs(where)).distances.max())
