@@ -55,7 +55,7 @@ def examine() -> dict[str, Any]:
     if any("not built" in level for level in kernels.values()):
         remarks.append("Some kernels were not built: install a C++ compiler and install prunus again to get them.")
     flags = _flags()
-    if "avx512f" not in flags and "avx2" in flags:
+    if "avx2" in kernels.values() and "avx512f" not in flags:
         remarks.append("This processor has no AVX-512; the AVX2 kernels run.")
     return {
         "prunus": __version__,
