@@ -162,3 +162,20 @@ def test_bad_input_is_one_sentence_with_the_range(call, part):
 )
 def test_the_ends_of_the_ranges_are_admitted(call, expected):
     assert call() == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    "call, allowed",
+    [
+        (lambda excess: tangent.arc_cosine_kernels(1 + excess), 1e-6),
+        (lambda excess: tangent.arc_cosine_kernels(-1 - excess), 1e-6),
+        (lambda excess: tangent.relu_moments(1.0, 1.0, 1 + excess), 1e-6),
+        (lambda excess: tangent.relu_moments(1.0, 1.0, -1 - excess), 1e-6),
+        (lambda excess: tangent.limiting_kernel(math.pi + excess, 2), 1e-6),
+        (lambda excess: tangent.chaos_bound(1.0, 1 + excess, 1.0), 1e-9),
+    ],
+)
+def test_rounding_is_forgiven_and_no_more(call, allowed):
+    call(0.97 * allowed)
+    with pytest.raises(BadInput):
+        call(1.03 * allowed)

@@ -9,6 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prunus.theory import claims, tickets
+from prunus.theory.tickets._best_pair import _tanh_sinh
+from prunus.theory.tickets._windows import _binomial
 from support.theory import agree, cases, verify
 
 quick = settings(max_examples=40, deadline=None, derandomize=True)
@@ -357,3 +359,26 @@ def test_success_of_interior_weights_exceeds_that_of_the_ends():
     assert agree(single, as_network, 1e-12)  # the network form reserves half of the error
     twice = tickets.construction_success([matrix, matrix], 1.0, 60, 2)
     assert agree(twice, tickets.layer_success(2, 2, 2, 1.0, 60, 8)["success"] ** 2, 1e-10)
+
+
+# --- inside ----------------------------------------------------------------------------------------------------------
+
+
+def test_quadrature_nodes_reach_both_ends():
+    nodes, weights = _tanh_sinh(0.0, 1.0)
+    assert nodes.size == 257
+    assert nodes[0] < 1e-36
+    assert nodes[128] == pytest.approx(0.5)
+    assert weights.sum() == pytest.approx(1.0, rel=1e-14)
+    assert weights @ nodes**7 == pytest.approx(1 / 8, rel=1e-13)
+
+
+def test_binomial_sum_is_cut_at_forty_standard_deviations():
+    counts, weights = _binomial(10**8, math.log(0.5))
+    assert counts.size == 2 * 40 * (5000 + 10) + 1
+    assert weights.sum() == pytest.approx(1.0, rel=1e-13)
+    assert weights @ counts == pytest.approx(5e7, rel=1e-12)
+    assert weights @ (counts - 5e7) ** 2 == pytest.approx(2.5e7, rel=1e-9)
+    counts, weights = _binomial(3, math.log(0.25))
+    assert counts.tolist() == [0, 1, 2, 3]
+    assert weights == pytest.approx([1 / 64, 9 / 64, 27 / 64, 27 / 64], rel=1e-14)

@@ -135,3 +135,9 @@ def test_results_of_checks():
 )
 def test_agreement(value, expected, same):
     assert _verify.agree(value, expected, 1e-9, 1e-12) is same
+
+
+def test_agreement_at_the_tolerance_itself():
+    assert _verify.agree(0.0, 0.0, 1e-9, 0.0)
+    assert _verify.agree(1.5, 1.0, 0.5, 0.0)
+    assert _verify.agree(1.5, 1.0, 0.0, 0.5)
