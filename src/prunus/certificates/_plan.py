@@ -9,9 +9,8 @@ a whole.
 
 from __future__ import annotations
 
-import copy
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -19,20 +18,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from prunus.certificates._certify import Bounds, CertifyOptions, prepared
-from prunus.certificates.domains import Ball, Box, Domain, Samples
-from prunus.certificates.graph import input_shape, read_pair
-from prunus.certificates.sizes import LayerNorms
-from prunus.certificates.statistics import _inputs, certify_statistically
+from prunus.certificates._judges import OnData, PlanSettings, judge_of
+from prunus.certificates.domains import Domain
 from prunus.contract import Masks, Pattern, Score
 from prunus.errors import BadInput
 from prunus.pruning import find_masks
 from prunus.weights import prunable_weights
-
-_GRID = tuple(round(0.05 * step, 2) for step in range(1, 20)) + (0.98,)
-
-
-_METHODS = CertifyOptions(methods=("recursion", "products", "intervals"))
 
 
 @dataclass(frozen=True)
@@ -90,31 +81,6 @@ class Plan:
         }
 
 
-@dataclass(frozen=True)
-class OnData:
-    """Plan against a statistical error: the budget holds for all but a `probability` bounded with `confidence`.
-
-    The data are split: one half guides the search, the other gives the final statement.
-    """
-
-    data: Any
-    confidence: float = 0.95
-    exceedances: int = 0
-
-
-@dataclass(frozen=True)
-class PlanSettings:
-    """Finer control: levels of the scan, rounds of bisection, methods of the certificate, data for the score."""
-
-    grid: tuple[float, ...] = _GRID
-    rounds: int = 8
-    options: CertifyOptions = _METHODS
-    data: Any = None
-    loss: Callable[[Tensor, Tensor], Tensor] | None = None
-    example: Tensor | None = None
-    seed: int = 0
-
-
 def plan(
     model: nn.Module,
     domain: Domain | OnData,
@@ -157,7 +123,7 @@ class _Search:
         self._weights = {name: weight for name, weight in prunable_weights(model).items() if name in probe}
         self.sizes = {name: weight.numel for name, weight in self._weights.items()}
         self._masks: dict[tuple[str, float], Tensor | None] = {}
-        self._judge = _judge(model, domain, settings)
+        self._judge = judge_of(model, domain, settings)
         self._known: dict[tuple[tuple[str, float], ...], float] = {}
         self.curve: list[tuple[float, float]] = []
 
@@ -200,6 +166,10 @@ class _Search:
                 self.curve.append((masks.sparsity, self._known[key]))
         return self._known[key]
 
+    def learn(self, levels: Mapping[str, float], bound: float) -> None:
+        """Take up a bound found elsewhere."""
+        self._known[tuple((name, levels.get(name, 0.0)) for name in self.sizes)] = bound
+
     def fits(self, levels: Mapping[str, float]) -> bool:
         return self.bound(levels) <= self.error
 
@@ -212,7 +182,7 @@ class _Search:
         best = priced if self.removed(priced) > self.removed(uniform) else uniform
         best = self._exchange(self._fill(best, scan))
         if self.removed(best) == 0:
-            raise self._hopeless(scan)
+            best = self._smallest(scan)
         best = self._judge.confirm(self, best)
         masks = self.masks(best)
         assert masks is not None
@@ -312,8 +282,9 @@ class _Search:
             return start
         prices = self._true_prices(levels, names)
         for _ in range(self.settings.rounds):
-            cheap, dear = min(prices, key=lambda n: prices[n]), max(prices, key=lambda n: prices[n])
-            if prices[dear] <= 1.001 * prices[cheap]:
+            cheap = min(prices, key=lambda n: prices[n], default="")
+            dear = max(prices, key=lambda n: prices[n], default="")
+            if len(prices) < 2 or prices[dear] <= 1.001 * prices[cheap]:
                 break
             up = min(step, 0.999 - levels[cheap])
             down = 1.02 * up * self.sizes[cheap] / self.sizes[dear] * prices[cheap] / prices[dear]
@@ -339,97 +310,21 @@ class _Search:
         rise = self._curve_at(scan, name, min(0.999, level + step)) - self._curve_at(scan, name, level)
         return rise / (step * self.sizes[name])
 
-    def _hopeless(self, scan: Mapping[str, list[tuple[float, float]]]) -> BadInput:
-        """Nothing fits: name the smallest budget that would allow one step of the finest level that the pattern has."""
-        smallest, which = math.inf, ""
+    def _smallest(self, scan: Mapping[str, list[tuple[float, float]]]) -> dict[str, float]:
+        """The least that can be pruned at all, where it fits; else one sentence with the budget it would need."""
+        smallest, which = math.inf, self._all(0.0)
         for name, points in scan.items():
             levels = [1.0 / self.sizes[name], *(level for level, _ in points if level > 0)]
             for level in levels:
                 if self.masks({name: level}) is not None and self.removed({name: level}) > 0:
                     value = self.bound({name: level})
                     if value < smallest:
-                        smallest, which = value, name
+                        smallest, which = value, {**self._all(0.0), name: level}
                     break
-        return BadInput(
+        if smallest <= self.error:
+            return which
+        layer = next((name for name, level in which.items() if level > 0), "any layer")
+        raise BadInput(
             f"Nothing can be pruned within an error of {self.error:.4g}: the smallest budget that allows any pruning "
-            f"is {smallest:.6g} (in {which})."
+            f"is {smallest:.6g} (in {layer})."
         )
-
-
-# ------------------------------------------------------------------------------------------------------------ judges
-
-
-class _CertifiedJudge:
-    """The certificate on a domain; norms of layers are remembered by their level."""
-
-    def __init__(self, model: nn.Module, domain: Domain, settings: PlanSettings) -> None:
-        self._original, _ = prepared(model, copy.deepcopy(model))
-        self._shape = input_shape(model, domain.shape, settings.example)
-        self._region = domain.region(self._shape)
-        self._options = settings.options
-        self._norms: dict[tuple[str, float], LayerNorms] = {}
-
-    def _bounds(self, masks: Masks, levels: Mapping[str, float], options: CertifyOptions) -> float:
-        _, pruned = prepared(self._original, masks)
-        bounds = Bounds(read_pair(self._original, pruned, self._shape), options)
-        by_layer = {name.rpartition(".")[0]: level for name, level in levels.items()}
-        names = [step.name for step in bounds.pair.steps]
-        for number, name in enumerate(names):
-            if names.count(name) == 1 and (name, by_layer.get(name, 0.0)) in self._norms:
-                bounds.norms.put(number, self._norms[name, by_layer.get(name, 0.0)])
-        found = bounds.of(self._region).bound
-        for number, norm in bounds.norms.known():
-            self._norms[names[number], by_layer.get(names[number], 0.0)] = norm
-        return found
-
-    def __call__(self, masks: Masks, levels: Mapping[str, float]) -> float:
-        return self._bounds(masks, levels, self._options)
-
-    def quick(self, masks: Masks, levels: Mapping[str, float]) -> float:
-        return self._bounds(masks, levels, CertifyOptions(methods=("recursion",)))
-
-    def confirm(self, search: _Search, levels: dict[str, float]) -> dict[str, float]:
-        return levels
-
-
-class _StatisticalJudge:
-    """The order statistic of the distances on one half of the data; the other half confirms."""
-
-    def __init__(self, model: nn.Module, where: OnData) -> None:
-        inputs = _inputs(where.data)
-        if inputs.shape[0] < 4:
-            raise BadInput("A statistical plan needs at least four points: half of them guide it, half confirm it.")
-        self._model, self._where = model, where
-        self._guide, self._held = inputs[0::2], inputs[1::2]
-
-    def __call__(self, masks: Masks, levels: Mapping[str, float]) -> float:
-        return self._on(self._guide, masks)
-
-    quick = __call__
-
-    def _on(self, inputs: Tensor, masks: Masks, comparisons: int = 1) -> float:
-        where = self._where
-        found = certify_statistically(
-            self._model, masks, inputs, None, where.confidence, exceedances=where.exceedances, comparisons=comparisons
-        )
-        return found.bound
-
-    def confirm(self, search: _Search, levels: dict[str, float]) -> dict[str, float]:
-        """Step back until the held-out half agrees; the bound then shown is that half's."""
-        for _ in range(40):
-            masks = search.masks(levels)
-            if masks is not None:
-                value = self._on(self._held, masks)
-                if value <= search.error:
-                    search._known[tuple((name, levels.get(name, 0.0)) for name in search.sizes)] = value
-                    return levels
-            levels = {name: level * 0.95 for name, level in levels.items()}
-        raise BadInput(f"No pruning found on one half of the data stays within {search.error:.4g} on the other half.")
-
-
-def _judge(model: nn.Module, domain: Domain | OnData, settings: PlanSettings) -> Any:
-    if isinstance(domain, OnData):
-        return _StatisticalJudge(model, domain)
-    if not isinstance(domain, (Ball, Box, Samples)):
-        raise BadInput("The domain of a plan must be a prunus.Ball, prunus.Box, prunus.Samples, or OnData.")
-    return _CertifiedJudge(model, domain, settings)

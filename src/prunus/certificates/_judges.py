@@ -1,0 +1,156 @@
+"""What a plan is judged by: the certificate of a domain, or a statistic on data; and the settings of a plan."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from torch import Tensor, nn
+
+from prunus.certificates._certify import Bounds, CertifyOptions, prepared
+from prunus.certificates.domains import Ball, Box, Domain, Samples
+from prunus.certificates.graph import input_shape, read_pair
+from prunus.certificates.sizes import LayerNorms
+from prunus.certificates.statistics import _inputs, certify_statistically
+from prunus.contract import Masks
+from prunus.errors import BadInput
+
+_GRID = tuple(round(0.05 * step, 2) for step in range(1, 20)) + (0.98,)
+_METHODS = CertifyOptions()
+
+
+@dataclass(frozen=True)
+class OnData:
+    """Plan against a statistical error: the budget holds for all but a `probability` bounded with `confidence`.
+
+    The data are split: one half guides the search, the other gives the final statement.
+    """
+
+    data: Any
+    confidence: float = 0.95
+    exceedances: int = 0
+
+
+@dataclass(frozen=True)
+class PlanSettings:
+    """Finer control: levels of the scan, rounds of bisection, methods of the certificate, data for the score."""
+
+    grid: tuple[float, ...] = _GRID
+    rounds: int = 8
+    options: CertifyOptions = _METHODS
+    data: Any = None
+    loss: Callable[[Tensor, Tensor], Tensor] | None = None
+    example: Tensor | None = None
+    seed: int = 0
+
+
+class Search(Protocol):
+    """What a judge may ask of the search."""
+
+    error: float
+
+    def masks(self, levels: Mapping[str, float]) -> Masks | None: ...
+
+    def learn(self, levels: Mapping[str, float], bound: float) -> None: ...
+
+
+class Judge(Protocol):
+    """Bounds the error of masks; `quick` may be looser; `confirm` has the last word on the levels found."""
+
+    def __call__(self, masks: Masks, levels: Mapping[str, float]) -> float: ...
+
+    def quick(self, masks: Masks, levels: Mapping[str, float]) -> float: ...
+
+    def confirm(self, search: Search, levels: dict[str, float]) -> dict[str, float]: ...
+
+
+class _CertifiedJudge:
+    """The certificate on a domain; norms of layers are remembered by their level."""
+
+    def __init__(self, model: nn.Module, domain: Domain, settings: PlanSettings) -> None:
+        self._original, _ = prepared(model, copy.deepcopy(model))
+        self._shape = input_shape(model, domain.shape, settings.example)
+        self._region = domain.region(self._shape)
+        self._options = settings.options
+        self._chosen: CertifyOptions | None = None
+        self._norms: dict[tuple[str, float], LayerNorms] = {}
+
+    def _bounds(self, masks: Masks, levels: Mapping[str, float], options: CertifyOptions) -> float:
+        _, pruned = prepared(self._original, masks)
+        bounds = Bounds(read_pair(self._original, pruned, self._shape), options)
+        by_layer = {name.rpartition(".")[0]: level for name, level in levels.items()}
+        names = [step.name for step in bounds.pair.steps]
+        for number, name in enumerate(names):
+            if names.count(name) == 1 and (name, by_layer.get(name, 0.0)) in self._norms:
+                bounds.norms.put(number, self._norms[name, by_layer.get(name, 0.0)])
+        found = bounds.of(self._region).bound
+        for number, norm in bounds.norms.known():
+            self._norms[names[number], by_layer.get(names[number], 0.0)] = norm
+        return found
+
+    def __call__(self, masks: Masks, levels: Mapping[str, float]) -> float:
+        return self._bounds(masks, levels, self._methods(masks, levels))
+
+    def _methods(self, masks: Masks, levels: Mapping[str, float]) -> CertifyOptions:
+        """All methods once; from then on without the linear relaxation, unless it had won."""
+        if self._chosen is None:
+            without = tuple(name for name in self._options.methods if name != "relaxation")
+            self._chosen = self._options
+            if without and without != self._options.methods:
+                fast = replace(self._options, methods=without)
+                if self._bounds(masks, levels, fast) <= self._bounds(masks, levels, self._options):
+                    self._chosen = fast
+        return self._chosen
+
+    def quick(self, masks: Masks, levels: Mapping[str, float]) -> float:
+        return self._bounds(masks, levels, CertifyOptions(methods=("recursion",)))
+
+    def confirm(self, search: Search, levels: dict[str, float]) -> dict[str, float]:
+        return levels
+
+
+class _StatisticalJudge:
+    """The order statistic of the distances on one half of the data; the other half confirms."""
+
+    def __init__(self, model: nn.Module, where: OnData) -> None:
+        inputs = _inputs(where.data)
+        if inputs.shape[0] < 4:
+            raise BadInput("A statistical plan needs at least four points: half of them guide it, half confirm it.")
+        self._model, self._where = model, where
+        self._guide, self._held = inputs[0::2], inputs[1::2]
+
+    def __call__(self, masks: Masks, levels: Mapping[str, float]) -> float:
+        return self._on(self._guide, masks)
+
+    def quick(self, masks: Masks, levels: Mapping[str, float]) -> float:
+        return self._on(self._guide, masks)
+
+    def _on(self, inputs: Tensor, masks: Masks, comparisons: int = 1) -> float:
+        where = self._where
+        found = certify_statistically(
+            self._model, masks, inputs, None, where.confidence, exceedances=where.exceedances, comparisons=comparisons
+        )
+        return found.bound
+
+    def confirm(self, search: Search, levels: dict[str, float]) -> dict[str, float]:
+        """Step back until the held-out half agrees; the bound then shown is that half's."""
+        for _ in range(40):
+            masks = search.masks(levels)
+            if masks is not None:
+                value = self._on(self._held, masks)
+                if value <= search.error:
+                    search.learn(levels, value)
+                    return levels
+            levels = {name: level * 0.95 for name, level in levels.items()}
+        raise BadInput(f"No pruning found on one half of the data stays within {search.error:.4g} on the other half.")
+
+
+def judge_of(model: nn.Module, domain: Domain | OnData, settings: PlanSettings) -> Judge:
+    """The judge of a domain."""
+    if isinstance(domain, OnData):
+        return _StatisticalJudge(model, domain)
+    if not isinstance(domain, (Ball, Box, Samples)):
+        raise BadInput("The domain of a plan must be a prunus.Ball, prunus.Box, prunus.Samples, or OnData.")
+    return _CertifiedJudge(model, domain, settings)

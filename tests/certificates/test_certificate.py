@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+import copy
+import json
+
+import pytest
+import torch
+
+import prunus
+from certificates.networks import convolutional, fully_connected
+from prunus.certificates import Certificate, hash_model, verify
+from prunus.errors import BadFile
+
+
+@pytest.fixture
+def saved(tmp_path):
+    model, _ = fully_connected(2, width=24, inputs=8)
+    masks = prunus.find_masks(model, 0.5)
+    cert = prunus.certify(model, masks, prunus.Ball(1.0))
+    return model, masks, cert, cert.save(tmp_path / "c.json")
+
+
+def test_a_saved_certificate_says_the_same(saved):
+    _, _, cert, path = saved
+    again = Certificate.load(path)
+    assert again.to_dict() == json.loads(json.dumps(cert.to_dict()))
+    assert again.statement == cert.statement
+
+
+def test_verification_computes_it_again(saved):
+    model, masks, cert, path = saved
+    assert verify(path, model, masks).bound == pytest.approx(cert.bound, rel=1e-9)
+    assert verify(path, model, masks.apply_(copy.deepcopy(model))).bound == pytest.approx(cert.bound, rel=1e-9)
+
+
+def test_verification_of_images_remembers_their_shape(tmp_path):
+    model, shape = convolutional(0, channels=8, side=8)
+    masks = prunus.find_masks(model, 0.3)
+    cert = prunus.certify(model, masks, prunus.Ball(0.5), example=torch.zeros(1, *shape))
+    path = cert.save(tmp_path / "c.json")
+    assert verify(path, model, masks).bound <= cert.bound * (1 + 1e-6)
+
+
+def test_other_networks_are_refused(saved):
+    model, masks, _, path = saved
+    with pytest.raises(BadFile, match="another pruned network"):
+        verify(path, model, prunus.find_masks(model, 0.4))
+    other = copy.deepcopy(model)
+    with torch.no_grad():
+        other[0].bias[0] += 1e-6
+    with pytest.raises(BadFile, match="another original network"):
+        verify(path, other, masks)
+
+
+def test_a_bound_that_was_lowered_is_caught(saved, tmp_path):
+    model, masks, cert, path = saved
+    record = json.loads(path.read_text())
+    record["bound"] = cert.bound / 2
+    forged = tmp_path / "forged.json"
+    forged.write_text(json.dumps(record))
+    with pytest.raises(BadFile, match="only allow"):
+        verify(forged, model, masks)
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[1]", '{"format": "other"}', '{"format": "prunus-certificate-1"}'])
+def test_damaged_files_are_refused(tmp_path, text):
+    path = tmp_path / "bad.json"
+    path.write_text(text)
+    with pytest.raises(BadFile, match="no certificate"):
+        Certificate.load(path)
+    with pytest.raises(BadFile, match="cannot be read"):
+        Certificate.load(tmp_path / "missing.json")
+
+
+def test_the_hash_sees_every_value_and_nothing_else():
+    model, _ = fully_connected(0, width=8)
+    assert hash_model(model) == hash_model(copy.deepcopy(model))
+    changed = copy.deepcopy(model)
+    with torch.no_grad():
+        changed[0].weight[0, 0] = -changed[0].weight[0, 0]
+    assert hash_model(model) != hash_model(changed)
+    assert hash_model(model) != hash_model(copy.deepcopy(model).double())
