@@ -1,0 +1,218 @@
+"""`prunus train`: train a network, plainly or with held, growing or rewound masks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+
+from prunus.cli._training import Flags, Place, configure, data_pair, print_presets, processes, show_run
+from prunus.cli.options import Data, DataDir, Exclude, Json, Seed, Weights
+
+METHODS = ("dense", "random", "snip", "grasp", "synflow", "magnitude", "gradual", "set", "rigl", "imp")
+
+
+@dataclass
+class Pruning:
+    """What is pruned, when, and how."""
+
+    method: Annotated[
+        str,
+        Parameter(
+            help="dense; random, snip, grasp, synflow or magnitude masks before training; gradual, set or rigl masks "
+            "during it; imp, in rounds with rewinding."
+        ),
+    ] = "dense"
+    sparsity: Annotated[float, Parameter(help="Fraction of zeros at the end, in [0, 1).")] = 0.9
+    pattern: Annotated[str, Parameter(help="unstructured, balanced:B, N:M, kernels, channels or blocks:RxC.")] = (
+        "unstructured"
+    )
+    allocation: Annotated[
+        str | None, Parameter(help="uniform, global, erk or lamp; imp is global unless told, the others uniform.")
+    ] = None
+    ramp: Annotated[str, Parameter(help="How gradual masks grow: cubic or linear.")] = "cubic"
+    masks: Annotated[Path | None, Parameter(help="Hold the masks of this file instead.")] = None
+    rescale: Annotated[
+        bool, Parameter(negative="", help="Multiply pruned layers by 1/sqrt(density), folded in at the end.")
+    ] = False
+    rounds: Annotated[int, Parameter(help="Rounds of imp.")] = 9
+    fraction: Annotated[str, Parameter(help="Part that a round of imp removes; or certified, or statistical.")] = "0.2"
+    rewind: Annotated[str, Parameter(help="Where imp rewinds to, as in 0ep or 500it.")] = "0ep"
+    error: Annotated[float | None, Parameter(help="Error that a planned round of imp may make.")] = None
+    radius: Annotated[float, Parameter(help="Radius of the inputs for --fraction certified.")] = 1.0
+
+
+@dataclass
+class Terms:
+    """Terms beside the loss."""
+
+    spectral_penalty: Annotated[
+        float, Parameter(help="Weight of the squared spectral norms; 2e-3 tightens certificates several times.")
+    ] = 0.0
+    distill_from: Annotated[
+        Path | None, Parameter(help="Weights of a trained network of the same kind to learn from.")
+    ] = None
+
+
+def train(
+    model: Annotated[str | None, Parameter(help="Zoo name or `package.module:factory`; a preset has its own.")] = None,
+    *,
+    data: Data = None,
+    length: Annotated[str | None, Parameter(help="Epochs as in 20ep, or steps as in 5000it.")] = None,
+    preset: Annotated[str | None, Parameter(help="A published setting; see --presets.")] = None,
+    presets: Annotated[bool, Parameter(negative="", help="List the published settings.")] = False,
+    pruning: Annotated[Pruning | None, Parameter(name="*")] = None,
+    flags: Annotated[Flags | None, Parameter(name="*")] = None,
+    terms: Annotated[Terms | None, Parameter(name="*")] = None,
+    place: Annotated[Place | None, Parameter(name="*")] = None,
+    exclude: Exclude | None = None,
+    weights: Weights = None,
+    init: Annotated[str | None, Parameter(help="Initial weights: kaiming_uniform, signed_constant, ...")] = None,
+    data_dir: DataDir = None,
+    seed: Seed = 0,
+    json: Json = False,
+) -> None:
+    """Train a network, plainly or with held, growing or rewound masks.
+
+    Prints a learning curve; with `-o` leaves a run folder that holds the record, the weights, the masks, the curve and
+    the checkpoints. A run that was killed goes on with `--resume` and ends in the same bytes. Under `torchrun` the
+    processes share each batch.
+
+    Example: `prunus train fc:64-300-100-10 --data digits --length 20ep --method gradual --sparsity 0.9
+    --pattern balanced:16 -o runs/digits`
+    """
+    from prunus.errors import BadInput, UnknownName
+
+    if presets:
+        print_presets(json, searches=False)
+        return
+    pruning, flags, terms, place = pruning or Pruning(), flags or Flags(), terms or Terms(), place or Place()
+    if pruning.method not in METHODS:
+        raise UnknownName("way to train", pruning.method, METHODS)
+    base, model, data, length, init = _preset(preset, model, data, length, init)
+    if model is None or data is None:
+        raise BadInput("train needs a model and --data, or a --preset that names both.")
+    with processes() as speaks:
+        quiet = json or not speaks
+        network = _network(model, weights, init, seed)
+        config, folder = configure(base, flags, place, seed, quiet)
+        config = config.replace(
+            spectral_penalty=terms.spectral_penalty, distill_from=_teacher(model, terms.distill_from)
+        )
+        pair = data_pair(data, data_dir)
+        history, masks, extra = _run(network, pair, length, config, pruning, tuple(exclude or ()))
+        settings = {"model": model, "data": data, "length": length, "preset": preset, "init": init, "seed": seed}
+        settings |= {"method": pruning.method, "config": config.record()}
+        record = {**settings, **extra, "final": history[-1].to_dict() if history else None, "notes": history.notes}
+        if masks is not None:
+            record["sparsity"] = masks.sparsity
+        if folder is not None and speaks:
+            folder.write(settings, record, history, network, masks)
+        _show(record, history, folder, json, speaks)
+
+
+def _preset(name: str | None, model: Any, data: Any, length: Any, init: Any) -> tuple[Any, Any, Any, str, Any]:
+    from prunus.training import FitConfig
+    from prunus.training.presets import preset
+
+    if name is None:
+        return FitConfig(), model, data, length or "10ep", init
+    found = preset(name)
+    return found.config, model or found.model, data or found.data, length or found.length, init or found.init
+
+
+def _network(model: str, weights: Path | None, init: str | None, seed: int) -> Any:
+    import torch
+
+    from prunus.models import initialise, resolve
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        network = resolve(model, str(weights) if weights else None)
+    return initialise(network, init, seed=seed) if init is not None else network
+
+
+def _teacher(model: str, weights: Path | None) -> Any:
+    from prunus.models import resolve
+
+    return resolve(model, str(weights)).eval() if weights is not None else None
+
+
+def _run(network: Any, pair: Any, length: str, config: Any, pruning: Pruning, exclude: tuple[str, ...]) -> Any:
+    """(history, masks or None, what else is on record)."""
+    from prunus import training
+
+    train, test = pair
+    if pruning.method in ("gradual", "set", "rigl"):
+        regrow = training.Regrowth(pruning.method) if pruning.method != "gradual" else None
+        options = training.GradualOptions(allocation=pruning.allocation or "uniform", exclude=exclude, regrow=regrow)
+        ramp = pruning.ramp if regrow is None else "constant"
+        masks = training.prune_gradually(
+            network, train, pruning.sparsity, pruning.pattern, ramp, length, config=config, options=options, test=test
+        )
+        return training.History.from_dicts(masks.notes.pop("history")), masks, {}
+    if pruning.method == "imp":
+        return _imp(network, pair, length, config, pruning, exclude)
+    masks = _masks(network, train, pruning, exclude, config.seed)
+    if pruning.rescale and masks is not None:
+        with training.rescaled(network, masks):
+            history = training.fit(network, train, length, config, masks, test)
+    else:
+        history = training.fit(network, train, length, config, masks, test)
+    return history, masks, {}
+
+
+def _masks(network: Any, data: Any, pruning: Pruning, exclude: tuple[str, ...], seed: int) -> Any:
+    from prunus import Masks, find_masks
+
+    if pruning.masks is not None:
+        return Masks.load(pruning.masks)
+    if pruning.method == "dense":
+        return None
+    return find_masks(
+        network, pruning.sparsity, score=pruning.method, pattern=pruning.pattern,
+        allocation=pruning.allocation or "uniform", exclude=exclude, data=data, seed=seed,
+    )  # fmt: skip
+
+
+def _imp(network: Any, pair: Any, length: str, config: Any, pruning: Pruning, exclude: tuple[str, ...]) -> Any:
+    from prunus import training
+    from prunus.errors import BadInput
+
+    train, test = pair
+    fraction: float | str = pruning.fraction
+    domain = None
+    if fraction == "certified":
+        from prunus import Ball
+
+        domain = Ball(pruning.radius)
+    elif fraction != "statistical":
+        try:
+            fraction = float(pruning.fraction)
+        except ValueError:
+            raise BadInput(f"--fraction is {fraction!r}: give a number, certified or statistical.") from None
+    options = training.ImpOptions(
+        allocation=pruning.allocation or "global",
+        exclude=exclude, domain=domain, error=pruning.error,
+    )  # fmt: skip
+    levels = training.imp(
+        network, train, pruning.rounds, fraction, pruning.rewind, length, test, config=config, options=options
+    )
+    network.load_state_dict(levels[-1].model.state_dict())
+    return levels[-1].history, levels[-1].masks, {"levels": [level.to_dict() for level in levels]}
+
+
+def _show(record: dict[str, Any], history: Any, folder: Any, json: bool, speaks: bool) -> None:
+    from prunus.cli.output import print_json, print_table
+
+    if not speaks:
+        return
+    if json:
+        print_json(record)
+        return
+    if "levels" in record:
+        rows = record["levels"]
+        print_table(list(rows[0]), [list(row.values()) for row in rows], left=())
+    show_run(record, history, folder)

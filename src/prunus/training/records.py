@@ -1,0 +1,76 @@
+"""A run folder: record.json, the weights, the masks, a learning curve, and the checkpoints in a folder of their own."""
+
+from __future__ import annotations
+
+import platform
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save
+from torch import nn
+
+from prunus.contract import Masks
+from prunus.errors import BadInput
+from prunus.files import replace_file, replace_json
+from prunus.training.curves import lines_of, svg_plot
+from prunus.training.history import History
+
+
+def versions() -> dict[str, str]:
+    """What the run rests on."""
+    import numpy
+    import safetensors
+
+    from prunus import __version__
+
+    return {
+        "prunus": __version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": numpy.__version__,
+        "safetensors": safetensors.__version__,
+        "machine": f"{platform.system()} {platform.machine()}",
+        "threads": str(torch.get_num_threads()),
+    }
+
+
+class RunFolder:
+    """Where one run of a command leaves what it made. `checkpoints` is the folder for `FitConfig`."""
+
+    def __init__(self, folder: str | Path, resume: bool = False) -> None:
+        self.folder = Path(folder)
+        if not resume and (self.folder / "record.json").exists():
+            raise BadInput(f"{self.folder} already holds a finished run: choose another folder, or give --resume.")
+        self.folder.mkdir(parents=True, exist_ok=True)
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.folder / "checkpoints"
+
+    def write(
+        self,
+        settings: Mapping[str, Any],
+        result: Mapping[str, Any],
+        history: History,
+        model: nn.Module,
+        masks: Masks | None = None,
+    ) -> None:
+        """Leave everything; the record last, so that a folder with a record is whole."""
+        tensors = {name: value.detach().cpu().contiguous().clone() for name, value in model.state_dict().items()}
+        replace_file(self.folder / "model.safetensors", save(tensors))
+        if masks is not None:
+            masks.save(self.folder / "masks.safetensors")
+        title = str(settings.get("model", "training"))
+        replace_file(self.folder / "curve.svg", svg_plot(lines_of(history), title))
+        record = {
+            "command": " ".join(Path(part).name if not i else part for i, part in enumerate(sys.argv)),
+            "settings": dict(settings),
+            "result": dict(result),
+            "versions": versions(),
+            "notes": history.notes,
+            "history": history.to_dicts(),
+        }
+        replace_json(self.folder / "record.json", record)
