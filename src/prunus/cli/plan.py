@@ -1,0 +1,93 @@
+"""`prunus plan`: the largest pruning whose certified error stays within a budget."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+
+from prunus.cli.certify import _domain, _example, _test
+from prunus.cli.options import Data, DataDir, Exclude, Json, Model, Seed, Weights
+
+
+def plan(
+    model: Model,
+    *,
+    error: Annotated[float, Parameter(help="The budget: how far the output may move, in the 2-norm.")],
+    weights: Weights = None,
+    score: Annotated[str, Parameter(help="magnitude, random, snip, grasp, synflow or wanda.")] = "magnitude",
+    pattern: Annotated[
+        str, Parameter(help="unstructured, balanced:B, N:M, kernels, channels or blocks:RxC.")
+    ] = "unstructured",
+    exclude: Exclude | None = None,
+    radius: Annotated[
+        float | None, Parameter(help="2-norm radius of the ball, or of the samples' surroundings.")
+    ] = None,
+    samples: Annotated[int, Parameter(help="Certify near this many test points of --data instead of in a ball.")] = 0,
+    statistical: Annotated[
+        bool, Parameter(negative="", help="Hold the budget on the data's distribution instead of everywhere.")
+    ] = False,
+    confidence: Annotated[float, Parameter(help="Confidence of a statistical plan.")] = 0.95,
+    data: Data = None,
+    data_dir: DataDir = None,
+    output: Annotated[Path | None, Parameter(alias="-o", help="Where the masks go (safetensors).")] = None,
+    seed: Seed = 0,
+    json: Json = False,
+) -> None:
+    """Find the largest pruning whose certified error stays within a budget.
+
+    Every layer gets its own sparsity, by marginal cost over the layers' error curves. Prints the layers with their
+    sparsity and the error each would cause alone, the bound of the whole, and what the best uniform sparsity would be.
+
+    Example: `prunus plan fc:64-256-256-256-10 --weights digits.safetensors --error 20 --radius 1 --exclude layers.0
+    --exclude layers.3 -o digits.masks.safetensors`
+    """
+    from prunus.certificates import OnData, PlanSettings
+    from prunus.certificates import plan as make_plan
+    from prunus.cli.output import progress
+    from prunus.models import resolve
+
+    network = resolve(model, str(weights) if weights else None).eval()
+    test = _test(data, data_dir, samples, statistical)
+    domain: Any = OnData(test, confidence) if statistical else _domain(radius, samples, test)
+    example = _example(model) if test is None else test[0][0][None]
+    settings = PlanSettings(seed=seed, example=example, data=_train(data, data_dir, score))
+    with progress("planning", None, quiet=json):
+        found = make_plan(
+            network, domain, error, score=score, pattern=pattern, exclude=tuple(exclude or ()), settings=settings
+        )
+    record: dict[str, Any] = {"model": model, **found.to_dict()}
+    if output is not None:
+        found.masks.save(output)
+        record["masks_file"] = str(output)
+    _print(record, found, json)
+
+
+def _train(data: str | None, folder: Path | None, score: str) -> Any:
+    """The training set, only where the score looks at it."""
+    if data is None or score not in ("snip", "grasp", "synflow", "wanda"):
+        return None
+    from prunus.data import load
+
+    return load(data, split="train", folder=folder)
+
+
+def _print(record: dict[str, Any], found: Any, json: bool) -> None:
+    from prunus.cli.output import console, print_json, print_table, show
+
+    if json:
+        print_json(record)
+        return
+    rows = [[row.name, row.total, row.kept, f"{row.sparsity:.4f}", row.alone] for row in found.layers]
+    total = sum(row.total for row in found.layers)
+    kept = sum(row.kept for row in found.layers)
+    rows.append(["together", total, kept, f"{found.sparsity:.4f}", found.bound])
+    print_table(["layer", "weights", "kept", "sparsity", "certified error"], rows)
+    out = console()
+    out.print(
+        f"The output moves by at most {show(found.bound)}, within the budget of {show(found.error)}; the best uniform "
+        f"sparsity would be {found.uniform:.4f}."
+    )
+    if "masks_file" in record:
+        out.print(f"wrote {record['masks_file']}")
