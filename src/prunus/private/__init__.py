@@ -1,0 +1,20 @@
+"""Private sparsification: send only some coordinates of a gradient, chosen at random around the largest.
+
+    mech = prunus.private.NoisyTopK(k=0.01, theta=2.64)
+    kept = mech.select(gradient)
+    print(mech.privacy(d=gradient.numel()))      # both readings, and what is not covered
+
+Data-parallel and federated training, DP-SGD on kept coordinates and an audit build on it.
+"""
+
+from __future__ import annotations
+
+from prunus.private.cost import Privacy
+from prunus.private.mechanism import NoisyTopK, Rounded, TwoLevelTopK
+
+__all__ = [
+    "NoisyTopK",
+    "Privacy",
+    "Rounded",
+    "TwoLevelTopK",
+]
