@@ -19,7 +19,8 @@ from prunus.sparse._modules import BalancedLinear, PackedModule, SparseConv2d
 from prunus.sparse._packed import KINDS
 from prunus.sparse._plan import Plan, describe, install
 
-LEAST_SPARSITY = 0.3  # below this share of zeros a layer is not tried unless it is named
+LEAST_SPARSITY = 0.3  # below this share of zeros a layer is not tried unless it is named ...
+SMALL = 4096  # ... or so small that the saved overhead may pay
 _EXPANSION = 1 << 26  # weights of a grouped convolution written without groups
 
 
@@ -53,11 +54,13 @@ def compress(
     for name, layer in layers.items():
         decision = wanted.get(name, "always" if select == "always" else "measured")
         sparsity = float((layer.weight == 0).float().mean()) if layer.weight.numel() else 0.0
-        if decision == "never" or (decision == "measured" and sparsity < LEAST_SPARSITY):
+        hopeless = sparsity < LEAST_SPARSITY and (layer.weight.numel() > SMALL or name not in norms)
+        if decision == "never" or (decision == "measured" and hopeless):
             plan.rows.append(make_row(name, layer, None, None))
             continue
         packed = _replacement(name, layer, norms, work, dtype)
-        timing = _time(layer, packed, shapes.get(name), sparsity, dtype)
+        norm = work.get_submodule(norms[name]) if name in norms else None
+        timing = _time(layer, norm, packed, shapes.get(name), sparsity)
         if decision == "measured" and not timing.gains:
             plan.rows.append(make_row(name, layer, None, timing))
             continue
@@ -166,13 +169,21 @@ def _replacement(
 
 
 def _time(
-    layer: nn.Linear | nn.Conv2d, packed: PackedModule, shape: tuple[int, ...] | None, sparsity: float, dtype: Any
+    layer: nn.Linear | nn.Conv2d,
+    norm: nn.Module | None,
+    packed: PackedModule,
+    shape: tuple[int, ...] | None,
+    sparsity: float,
 ) -> Timing:
-    """Measured for the shape the layer sees; without an example, for a batch of 8 or an image of 16 x 16."""
+    """Measured for the shape the layer sees; without an example, for a batch of 8 or an image of 16 x 16.
+
+    A batch norm that would be folded counts on the dense side.
+    """
     if isinstance(layer, nn.Linear):
         shape = shape or (8, layer.in_features)
         kind: Any = ("linear", layer.in_features, layer.out_features, layer.bias is None)
     else:
         shape = shape or (1, layer.in_channels, 16, 16)
         kind = ("conv2d", Geometry.of(layer), layer.groups, layer.bias is None)
-    return compare(layer, packed, shape, (kind, packed.bank, packed.values.shape[0], round(sparsity, 2), dtype))
+    key = (kind, norm is None, packed.bank, packed.values.shape[0], packed.values.dtype, round(sparsity, 2))
+    return compare(layer if norm is None else nn.Sequential(layer, norm), packed, shape, key)

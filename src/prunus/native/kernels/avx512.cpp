@@ -22,25 +22,49 @@ inline vec add(vec a, vec b) { return _mm512_add_ps(a, b); }
 inline vec all(float v) { return _mm512_set1_ps(v); }
 inline vec positive(vec v) { return _mm512_max_ps(_mm512_setzero_ps(), v); }  // in this order it keeps NaN
 
+// Sixteen small integers as 32-bit ones.
+#ifdef PRUNUS_EMULATE_AVX512
+template <typename T>
+inline __m512i widen(const T *p) {
+    int32_t wide[16];
+    for (int i = 0; i < 16; ++i) wide[i] = int32_t(p[i]);
+    return _mm512_loadu_si512(wide);
+}
+inline vec to_floats(__m512i v) {
+    int32_t whole[16];
+    float out[16];
+    _mm512_storeu_si512(whole, v);
+    for (int i = 0; i < 16; ++i) out[i] = float(whole[i]);
+    return load(out);
+}
+#else
+inline vec to_floats(__m512i v) { return _mm512_cvtepi32_ps(v); }
+inline __m512i widen(const uint8_t *p) { return _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i *>(p))); }
+inline __m512i widen(const int8_t *p) { return _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i *>(p))); }
+inline __m512i widen(const uint16_t *p) {
+    return _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i *>(p)));
+}
+#endif
+
 // Each of R neighbouring values in all lanes of its own register: one load for two or four of them, then in-lane moves.
 template <int R>
 inline void splat_rows(const float *p, vec *out) {
     if constexpr (R == 2) {
         const vec both = _mm512_castpd_ps(_mm512_broadcastsd_pd(_mm_loadl_pd(_mm_setzero_pd(), reinterpret_cast<const double *>(p))));
-        out[0] = _mm512_permute_ps(both, 0xA0), out[1] = _mm512_permute_ps(both, 0xF5);
+        out[0] = _mm512_shuffle_ps(both, both, 0xA0), out[1] = _mm512_shuffle_ps(both, both, 0xF5);
     } else {
 #pragma GCC unroll 2
         for (int i = 0; i < R; i += 4) {
             const vec four = _mm512_broadcast_f32x4(_mm_loadu_ps(p + i));
-            out[i] = _mm512_permute_ps(four, 0x00), out[i + 1] = _mm512_permute_ps(four, 0x55);
-            out[i + 2] = _mm512_permute_ps(four, 0xAA), out[i + 3] = _mm512_permute_ps(four, 0xFF);
+            out[i] = _mm512_shuffle_ps(four, four, 0x00), out[i + 1] = _mm512_shuffle_ps(four, four, 0x55);
+            out[i + 2] = _mm512_shuffle_ps(four, four, 0xAA), out[i + 3] = _mm512_shuffle_ps(four, four, 0xFF);
         }
     }
 }
 
 // out[i] = base + ((packet[i] >> shift) & mask) * stride for sixteen lanes.
 inline void place(const uint8_t *packet, int shift, uint32_t mask, uint32_t stride, uint32_t base, uint32_t *out) {
-    const __m512i wide = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i *>(packet)));
+    const __m512i wide = widen(packet);
     const __m512i right = _mm512_srl_epi32(wide, _mm_cvtsi32_si128(shift));
     const __m512i j = _mm512_and_si512(right, _mm512_set1_epi32(int(mask)));
     const __m512i scaled = _mm512_mullo_epi32(j, _mm512_set1_epi32(int(stride)));
@@ -52,13 +76,8 @@ inline void place(const uint8_t *packet, int shift, uint32_t mask, uint32_t stri
 #include "transpose.h"
 
 inline vec load_values(const float *p) { return _mm512_loadu_ps(p); }
-inline vec load_values(const uint16_t *p) {
-    const __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i *>(p)));
-    return _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
-}
-inline vec load_values(const int8_t *p) {
-    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i *>(p))));
-}
+inline vec load_values(const uint16_t *p) { return _mm512_castsi512_ps(_mm512_slli_epi32(widen(p), 16)); }
+inline vec load_values(const int8_t *p) { return to_floats(widen(p)); }
 
 // A bank of 16 inputs is one register, so the index inside the bank is one permute; it reads only the low four bits of
 // each lane, so the odd slot of a pair takes a shift and no mask. Up to six samples share the decoding; below four, the
@@ -84,7 +103,7 @@ inline void permute_group(const Packed &p, int64_t group, const float *x, int64_
     for (; s + 8 <= slots; s += 8) {
 #pragma GCC unroll 4
         for (int i = 0; i < 8; i += 2, packet += lanes, schedule += 2, values += 2 * lanes) {
-            const __m512i index = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i *>(packet)));
+            const __m512i index = widen(packet);
             _mm_prefetch(reinterpret_cast<const char *>(values) + 1024, _MM_HINT_T0);
             _mm_prefetch(reinterpret_cast<const char *>(values) + 1088, _MM_HINT_T0);
             permute_slot(index, values, x + int64_t(schedule[0]) * 16, ldx, sum, i % C);
@@ -92,7 +111,7 @@ inline void permute_group(const Packed &p, int64_t group, const float *x, int64_
         }
     }
     for (; s < slots; ++s, ++schedule, values += lanes) {
-        __m512i index = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i *>(packet)));
+        __m512i index = widen(packet);
         if (s % 2) index = _mm512_srli_epi32(index, 4), packet += lanes;
         permute_slot(index, values, x + int64_t(*schedule) * 16, ldx, sum, 0);
     }

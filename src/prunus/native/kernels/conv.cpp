@@ -86,7 +86,7 @@ void make_planes(const Level &level, const Geometry &g, const Conv &c, const flo
             for (int64_t i = 0; i < g.plane_rows; ++i) {
                 const int64_t y = i * c.stride_y + py - c.pad_y;
                 float *row = plane + i * g.pitch;
-                if (y >= 0 && y < c.height)
+                if (y >= 0 && y < c.height && channel < c.channels)  // those that fill up the last bank stay zero
                     copy_row(level, c, from + y * c.width, px, g.pitch, row);
                 else
                     std::fill(row, row + g.pitch, 0.0f);
@@ -213,7 +213,7 @@ void conv(const Level &level, const Packed &p, const Conv &c, const float *x, fl
             float *planes = nullptr;
             if (!g.direct) {
                 planes = static_cast<float *>(scratch(2, bytes));
-                for (int64_t k = 0; k < c.channels; ++k) make_planes(level, g, c, image, k, planes);
+                for (int64_t k = 0; k < g.channels; ++k) make_planes(level, g, c, image, k, planes);
             }
             for (int64_t t = 0; t < job.tiles(); ++t) job.run_tile(t, g.direct ? image : planes, n, y);
         });
@@ -224,9 +224,9 @@ void conv(const Level &level, const Packed &p, const Conv &c, const float *x, fl
         float *planes = nullptr;
         if (!g.direct) {
             planes = static_cast<float *>(scratch(2, bytes));
-            const int64_t parts = std::min<int64_t>(c.channels, 2 * threads);
+            const int64_t parts = std::min<int64_t>(g.channels, 2 * threads);
             parallel(threads, parts, [&](int64_t part) {
-                for (int64_t k = c.channels * part / parts; k < c.channels * (part + 1) / parts; ++k)
+                for (int64_t k = g.channels * part / parts; k < g.channels * (part + 1) / parts; ++k)
                     make_planes(level, g, c, image, k, planes);
             });
         }

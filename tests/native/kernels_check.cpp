@@ -1,0 +1,162 @@
+// Random shapes and masks through every instruction set, against sums in double precision. Prints the number of cases;
+// exits with 1 at the first disagreement. The tests compile it with SIMDe in place of AVX-512 (PRUNUS_EMULATE_AVX512),
+// and sanitize.sh compiles it with the address and undefined-behaviour sanitizers.
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <random>
+#include <vector>
+
+#include "pack.h"
+#include "run.h"
+
+using namespace prunus::kernels;
+
+namespace {
+
+std::mt19937_64 engine(7);
+
+int64_t draw(int64_t low, int64_t high) { return std::uniform_int_distribution<int64_t>(low, high)(engine); }
+float normal() { return std::normal_distribution<float>()(engine); }
+
+// Exactly as large as asked for, so that a read past the end is seen.
+struct Floats {
+    std::unique_ptr<float[]> at;
+    int64_t size;
+    explicit Floats(int64_t n) : at(new float[size_t(n)]), size(n) {
+        for (int64_t i = 0; i < n; ++i) at[size_t(i)] = normal();
+    }
+};
+
+struct Matrix {
+    std::vector<float> dense, values, scale;
+    std::vector<uint16_t> half;
+    std::vector<int8_t> byte;
+    std::vector<uint8_t> index;
+    Plan plan;
+    Packed packed;
+
+    // `used`: columns that may hold a weight; null for all.
+    Matrix(int64_t rows, int64_t cols, int64_t bank, double density, Values kind, const std::vector<bool> *used = nullptr)
+        : dense(size_t(rows * cols)) {
+        for (size_t i = 0; i < dense.size(); ++i)
+            if (std::uniform_real_distribution<double>()(engine) < density && (!used || (*used)[i % size_t(cols)]))
+                dense[i] = normal();
+        plan = plan_packing(dense.data(), rows, cols, bank);
+        values.resize(size_t(plan.slot_start.back() * lanes));
+        index.resize(size_t(plan.packet_start.back() * lanes));
+        fill_packing(plan, dense.data(), values.data(), index.data());
+        const void *data = values.data();
+        if (kind == Values::bf16) {
+            for (float v : values) {
+                uint32_t bits;
+                std::memcpy(&bits, &v, 4);
+                half.push_back(uint16_t(bits >> 16));
+            }
+            data = half.data();
+        } else if (kind == Values::i8) {
+            for (float v : values) byte.push_back(int8_t(std::lround(std::fmax(-127.0f, std::fmin(127.0f, v * 30)))));
+            data = byte.data();
+            for (int64_t r = 0; r < rows; ++r) scale.push_back(0.01f * float(1 + r % 7));
+        }
+        packed = {rows, cols, bank, (rows + lanes - 1) / lanes, kind, data, index.data(), plan.schedule.data(),
+                  plan.schedule_start.data(), plan.slot_start.data(), plan.packet_start.data()};
+        if (const char *wrong = verify(packed, int64_t(plan.schedule.size()), plan.slot_start.back(), plan.packet_start.back())) {
+            std::printf("inconsistent packing: %s\n", wrong);
+            std::exit(1);
+        }
+        std::fill(dense.begin(), dense.end(), 0.0f);
+        unpack(packed, scale.empty() ? nullptr : scale.data(), dense.data());
+    }
+    const float *scales() const { return scale.empty() ? nullptr : scale.data(); }
+};
+
+void compare(const char *what, const char *level, double found, double exact, double size) {
+    if (std::fabs(found - exact) <= 1e-5 * size + 1e-30) return;
+    std::printf("%s on %s: %.9g instead of %.9g (size %.3g)\n", what, level, found, exact, size);
+    std::exit(1);
+}
+
+void check_linear(const Level &level) {
+    const int64_t rows = draw(1, 70), cols = draw(1, 200), batch = draw(1, 80);
+    const int64_t banks[] = {16, 32, 64, 128, 256};
+    const Matrix m(rows, cols, banks[draw(0, 4)], std::pow(double(draw(0, 10)) / 10, 2), Values(draw(0, 2)));
+    const Floats x(batch * cols), bias(rows);
+    std::unique_ptr<float[]> y(new float[size_t(batch * rows)]);
+    const bool relu = draw(0, 1);
+    const Finish finish = {bias.at.get(), m.scales(), nullptr, relu};
+    for (int choice = 0; choice < 3; ++choice) {
+        linear(level, m.packed, x.at.get(), cols, batch, y.get(), finish, int(draw(1, 3)), Choice(choice));
+        for (int64_t n = 0; n < batch; ++n)
+            for (int64_t r = 0; r < rows; ++r) {
+                double sum = bias.at[size_t(r)], size = std::fabs(sum);
+                for (int64_t c = 0; c < cols; ++c) {
+                    const double term = double(m.dense[size_t(r * cols + c)]) * x.at[size_t(n * cols + c)];
+                    sum += term, size += std::fabs(term);
+                }
+                compare("linear", level.name, y[size_t(n * rows + r)], relu && sum < 0 ? 0.0 : sum, size);
+            }
+    }
+}
+
+void check_conv(const Level &level) {
+    const int64_t bank = draw(0, 1) ? 16 : 32, channels = draw(1, 40), rows = draw(1, 40);
+    Conv c = {draw(1, 3), channels, draw(1, 18), draw(1, 34), draw(1, 4), draw(1, 4), draw(1, 3), draw(1, 3),
+              draw(0, 3), draw(0, 3), draw(1, 2), draw(1, 2)};
+    if (draw(0, 3) == 0) c.kernel_y = c.kernel_x = c.stride_y = c.stride_x = 1, c.pad_y = c.pad_x = 0;
+    if (c.height + 2 * c.pad_y <= c.dilation_y * (c.kernel_y - 1) || c.width + 2 * c.pad_x <= c.dilation_x * (c.kernel_x - 1)) return;
+    const int64_t taps = c.kernel_y * c.kernel_x, blocks = (channels + bank - 1) / bank;
+    const bool table = channels < bank;
+    const int64_t cols = taps * (table ? channels : blocks * bank);
+    const auto column = [&](int64_t tap, int64_t k) { return table ? tap * channels + k : (k / bank * taps + tap) * bank + k % bank; };
+    std::vector<bool> used(static_cast<size_t>(cols));  // channels that only fill up the last bank hold no weights
+    for (int64_t k = 0; k < channels; ++k)
+        for (int64_t tap = 0; tap < taps; ++tap) used[size_t(column(tap, k))] = true;
+    const Matrix m(rows, cols, bank, 0.2, Values(draw(0, 2)), &used);
+    const int64_t h = c.out_height(), w = c.out_width();
+    const Floats x(c.batch * channels * c.height * c.width), bias(rows), other(c.batch * rows * h * w);
+    std::unique_ptr<float[]> y(new float[size_t(other.size)]);
+    const Finish finish = {bias.at.get(), m.scales(), draw(0, 1) ? other.at.get() : nullptr, bool(draw(0, 1))};
+    conv(level, m.packed, c, x.at.get(), y.get(), finish, int(draw(1, 3)));
+    for (int64_t n = 0; n < c.batch; ++n)
+        for (int64_t r = 0; r < rows; ++r)
+            for (int64_t p = 0; p < h * w; ++p) {
+                const int64_t at = (n * rows + r) * h * w + p;
+                double sum = bias.at[size_t(r)] + (finish.other ? double(finish.other[at]) : 0.0), size = std::fabs(sum) + 1e-3;
+                for (int64_t k = 0; k < channels; ++k)
+                    for (int64_t tap = 0; tap < taps; ++tap) {
+                        const int64_t iy = p / w * c.stride_y + tap / c.kernel_x * c.dilation_y - c.pad_y;
+                        const int64_t ix = p % w * c.stride_x + tap % c.kernel_x * c.dilation_x - c.pad_x;
+                        if (iy < 0 || ix < 0 || iy >= c.height || ix >= c.width) continue;
+                        const double term = double(m.dense[size_t(r * cols + column(tap, k))]) *
+                                            x.at[size_t(((n * channels + k) * c.height + iy) * c.width + ix)];
+                        sum += term, size += std::fabs(term);
+                    }
+                compare("conv", level.name, y[size_t(at)], finish.relu && sum < 0 ? 0.0 : sum, size);
+            }
+}
+
+}  // namespace
+
+int main(int count, char **arguments) {
+    const int cases = count > 1 ? std::atoi(arguments[1]) : 200;
+    std::vector<const Level *> levels = {&portable_level()};
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) levels.push_back(&avx2_level());
+#ifdef PRUNUS_EMULATE_AVX512
+    levels.push_back(&avx512_level());
+#else
+    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+        __builtin_cpu_supports("avx512vl"))
+        levels.push_back(&avx512_level());
+#endif
+    for (const Level *level : levels) {
+        for (int i = 0; i < cases; ++i) {
+            check_linear(*level);
+            check_conv(*level);
+        }
+        std::printf("%s: %d linear and %d convolution cases agree\n", level->name, cases, cases);
+    }
+    return 0;
+}

@@ -1,0 +1,37 @@
+#!/bin/sh
+# Compile the sparse kernels and their check, and run it: sanitize.sh [sanitize|emulate] [cases]
+#   sanitize  with the address and undefined-behaviour sanitizers (the default)
+#   emulate   plainly, with the AVX-512 source compiled against SIMDe where its headers are installed
+set -eu
+mode=${1:-sanitize}
+cases=${2:-300}
+here=$(cd "$(dirname "$0")" && pwd)
+source=$here/../../src/prunus/native
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+compiler=${CXX:-g++}
+common="-std=c++17 -g -fno-math-errno -ffp-contract=off -I$source -I$source/kernels"
+if [ "$mode" = sanitize ]; then
+    common="$common -O1 -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer"
+else
+    common="$common -O2"
+fi
+wide="-mavx512f -mavx512bw -mavx512dq -mavx512vl -mfma -mbmi -mbmi2"
+if echo '#include <simde/x86/avx512.h>' | $compiler -fsyntax-only -x c++ -std=c++17 - 2>/dev/null; then
+    common="$common -DPRUNUS_EMULATE_AVX512"
+    wide="-mavx2 -mfma -mbmi -mbmi2 -Wno-psabi"
+fi
+objects=
+for unit in "$here/kernels_check" "$source/kernels/pack" "$source/kernels/linear" "$source/kernels/conv" \
+    "$source/kernels/pool" "$source/kernels/portable" "$source/kernels/avx2" "$source/kernels/avx512"; do
+    flags=
+    case $unit in
+    */avx2) flags="-mavx2 -mfma -mf16c -mbmi -mbmi2" ;;
+    */avx512) flags=$wide ;;
+    esac
+    object=$work/$(basename "$unit").o
+    $compiler $common $flags -c "$unit.cpp" -o "$object"
+    objects="$objects $object"
+done
+$compiler $common $objects -o "$work/check" -lpthread
+"$work/check" "$cases"

@@ -1,0 +1,25 @@
+"""The sparse kernels in C++, every instruction set, against double precision; AVX-512 through SIMDe where it is absent."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from support import scale
+
+
+@pytest.mark.prove
+def test_every_instruction_set_agrees_with_double_precision() -> None:
+    if shutil.which("g++") is None:
+        pytest.skip("needs g++")
+    script = Path(__file__).parent / "sanitize.sh"
+    cases = scale(40, full=3400)
+    run = subprocess.run([str(script), "emulate", str(cases)], capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stdout + run.stderr
+    levels = [line.split(":")[0] for line in run.stdout.splitlines()]
+    assert levels[0] == "portable"
+    if Path("/usr/include/simde/x86/avx512.h").exists():
+        assert "avx512" in levels
