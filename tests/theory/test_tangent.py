@@ -325,6 +325,10 @@ def test_split_leaves_nothing_across_where_the_fan_is_small():
     result = tangent.backward_split(1.0, 1, 1, 1.0, 1, seed=2)
     assert result["across"] == pytest.approx(0.0, abs=1e-12)
     assert result["along_norm"] ** 2 == pytest.approx(result["total"], rel=1e-9) or result["total"] == 0
+    same, right = tangent.backward_split(0.0, 1, 400, 1.0, 1), tangent.backward_split(math.pi / 2, 1, 400, 1.0, 1)
+    assert same["total"] == pytest.approx(1.0, abs=0.6)  # kappa 0 of the angle, up to the spread of one network
+    assert right["total"] == pytest.approx(0.5, abs=0.4)
+    assert right["total"] < same["total"]
     assert tangent.backward_split(1.0, 2, 8, 0.5, 1) == tangent.backward_split(1.0, 2, 8, 0.5, 1, seed=0)
     assert tangent.backward_split(1.0, 2, 8, 0.5, 1, seed=1) != tangent.backward_split(1.0, 2, 8, 0.5, 1, seed=0)
 
