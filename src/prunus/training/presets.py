@@ -80,7 +80,7 @@ def _all() -> list[Preset]:
         sgd, popup = (FitConfig(lr=lr, batch_size=128, momentum=0.9) for lr in (1.0, 2.5))
         ticket = {"sparsity": 0.5, "period": 45, "rate": 1.0}
         found += _three(f"imdb-{net}", sgd, popup, ticket, model=net, data="imdb", length="15ep", source=paper)
-    tangent = "Yang and Wang 2022, section 6.2 (ledger K-23)"
+    tangent = "Yang and Wang, section 6.2 (ledger K-23)"
     plain = FitConfig(lr=0.1, momentum=0.0, weight_decay=0.0, batch_size=128, schedule="constant")
     found.append(Preset("mnist-2x2048", "fc-2x2048", "mnist", "40ep", plain, tangent))
     for net, base, widths in (("vgg11", 64, (64, 128)), ("resnet20", 16, (32, 64, 128))):
