@@ -9,12 +9,27 @@ Data-parallel and federated training, DP-SGD on kept coordinates and an audit bu
 
 from __future__ import annotations
 
+from prunus.private.accounting import Accountant, BudgetSpent, Meter, Release, noise_for_budget
 from prunus.private.cost import Privacy
+from prunus.private.dpsgd import PrivateOptions, PrivateTraining, make_private
 from prunus.private.mechanism import NoisyTopK, Rounded, TwoLevelTopK
+from prunus.private.policies import Falling, WarmUp
+from prunus.private.values import ValueNoise
 
 __all__ = [
+    "Accountant",
+    "BudgetSpent",
+    "Falling",
+    "Meter",
     "NoisyTopK",
     "Privacy",
+    "PrivateOptions",
+    "PrivateTraining",
+    "Release",
     "Rounded",
     "TwoLevelTopK",
+    "ValueNoise",
+    "WarmUp",
+    "make_private",
+    "noise_for_budget",
 ]

@@ -71,6 +71,15 @@ class IndexMechanism:
             warnings.warn(message, Rounded, stacklevel=3)
         return m
 
+    def count_in_group(self, n: int) -> int:
+        """Coordinates kept of a group of n: at least one, at most all."""
+        if isinstance(self.k, numbers.Integral):
+            return min(int(self.k), n)
+        return min(max(round(float(self.k) * n), 1), n)
+
+    def _kept_of(self, n: int, group: int | None) -> int:
+        return self.count(n, quiet=True) if group is None else self.count_in_group(n)
+
     # ------------------------------------------------------------------------------------------------- the mechanism
 
     def table(self, m: int, others: int) -> Table:
@@ -137,9 +146,9 @@ class IndexMechanism:
     def _select_one(self, vector: Tensor, group: int | None, bits: Source) -> Tensor:
         d = vector.numel()
         if group is not None:
-            _checked_group(group)
-            self.count(min(group, max(d, 1)), quiet=True)
-            return in_groups(vector, group, lambda n: self.count(n, quiet=True), self._swaps, bits)
+            if d == 0:
+                raise BadInput("The vector to select from is empty.")
+            return in_groups(vector, _checked_group(group), self.count_in_group, self._swaps, bits)
         m = self.count(d)
         top = top_set(vector, m)
         if m == d:
@@ -194,7 +203,7 @@ class IndexMechanism:
         d = int(vector_or_d)
         total = 0.0
         for n, times in _group_sizes(d, group):
-            m = self.count(n, quiet=group is not None)
+            m = self.count(n) if group is None else self.count_in_group(n)
             if m < n:
                 mean = self.swap_moments(m, n - m)[0]
                 total += times * theory.error_after_swaps(n, m, min(mean, min(m, n - m)), sigma)
@@ -213,7 +222,7 @@ class IndexMechanism:
         flat = vector.detach().reshape(-1)
         if group is None:
             return [energies(flat, self.count(flat.numel()))]
-        return [energies(part, self.count(part.numel(), quiet=True)) for part in flat.split(_checked_group(group))]
+        return [energies(part, self.count_in_group(part.numel())) for part in flat.split(_checked_group(group))]
 
     def _moments(self, part: Energies) -> tuple[float, float]:
         return self.swap_moments(part.m, part.others) if part.others else (0.0, 0.0)
@@ -286,14 +295,12 @@ class NoisyTopK(IndexMechanism):
         return law["mean"], law["variance"]
 
     def worst_epsilon(self, d: int, group: int | None = None) -> float:
-        most = sum(
-            times * min(self.count(n, quiet=True), n - self.count(n, quiet=True)) for n, times in _group_sizes(d, group)
-        )
-        return 2.0 * self.theta * most
+        kept = [(n, times, self._kept_of(n, group)) for n, times in _group_sizes(d, group)]
+        return 2.0 * self.theta * sum(times * min(m, n - m) for n, times, m in kept)
 
     def privacy(self, d: int, swaps: int = 1, group: int | None = None) -> Privacy:
         """Both readings of the privacy of one release: per swapped index, and between any two vectors."""
-        m = sum(times * self.count(n, quiet=True) for n, times in _group_sizes(d, group))
+        m = sum(times * self._kept_of(n, group) for n, times in _group_sizes(d, group))
         at_distance = theory.swap_privacy(self.theta, swaps)["epsilon"]
         local = self.worst_epsilon(d, group)
         return privacy_record(2.0 * self.theta, local, swaps, min(at_distance, local), d, m)
@@ -339,12 +346,12 @@ class TwoLevelTopK(IndexMechanism):
         return mean, float((np.square(swaps - mean) * probabilities).sum())
 
     def worst_epsilon(self, d: int, group: int | None = None) -> float:
-        released = sum(times for n, times in _group_sizes(d, group) if self.count(n, quiet=True) < n)
+        released = sum(times for n, times in _group_sizes(d, group) if self._kept_of(n, group) < n)
         return self.epsilon * released
 
     def privacy(self, d: int, swaps: int = 1, group: int | None = None) -> Privacy:
         """Privacy of one release: epsilon between any two vectors, and so for a single swapped index too."""
-        m = sum(times * self.count(n, quiet=True) for n, times in _group_sizes(d, group))
+        m = sum(times * self._kept_of(n, group) for n, times in _group_sizes(d, group))
         local = self.worst_epsilon(d, group)
         return privacy_record(min(self.epsilon, local), local, swaps, min(self.epsilon * swaps, local), d, m)
 

@@ -1,0 +1,61 @@
+"""Opacus's optimizer with masks before clipping and noise only on what is kept; imported where Opacus is there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from opacus.optimizers import DPOptimizer
+from torch import Tensor
+
+from prunus.errors import BadInput
+from prunus.private.accounting import Meter, Release
+from prunus.private.policies import Keep, Policy
+
+
+class MaskedOptimizer(DPOptimizer):
+    """A step: spend, draw masks from the batch's mean gradient, mask per-example gradients, clip, add noise, mask."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, policy: Policy, keep: Keep, meter: Meter, **rest: Any) -> None:
+        self.sampling: float = rest.pop("sampling")
+        super().__init__(optimizer, **rest)
+        self.policy, self.keep, self.meter = policy, keep, meter
+        self.steps_done = 0
+        self.last_masks: list[Tensor] | None = None
+
+    @property
+    def epsilon(self) -> float:
+        """Privacy spent so far, at the budget's delta."""
+        return self.meter.epsilon
+
+    def next_release(self) -> Release:
+        """What the next step will reveal about one record."""
+        fraction = self.keep(self.steps_done)
+        d = sum(p.numel() for p in self.params)
+        return Release(self.policy.epsilon(d, fraction, self.steps_done), self.noise_multiplier, self.sampling)
+
+    def pre_step(self, closure: Any = None) -> Any:
+        if self._step_skip_queue:
+            raise BadInput("Masks are drawn from the whole batch: batches cannot be split; use smaller ones.")
+        # Spent before anything is looked at: a refused step has revealed nothing.
+        self.meter.spend(self.next_release())
+        self._mask_examples()
+        result = super().pre_step(closure)
+        self.policy.after([p.grad for p in self.params if p.grad is not None], self.steps_done)
+        self.steps_done += 1
+        return result
+
+    def _mask_examples(self) -> None:
+        samples = self.grad_samples
+        with torch.no_grad():
+            mean = [sample.sum(dim=0) / (self.expected_batch_size or 1) for sample in samples]
+            self.last_masks = self.policy.masks(mean, self.keep(self.steps_done), self.steps_done)
+            if self.last_masks is not None:
+                for parameter, sample, mask in zip(self.params, samples, self.last_masks):
+                    parameter.grad_sample = sample * mask
+
+    def add_noise(self) -> None:
+        super().add_noise()
+        if self.last_masks is not None:
+            for parameter, mask in zip(self.params, self.last_masks):
+                parameter.grad *= mask  # type: ignore[operator]
