@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from prunus.private.accounting import Accountant, BudgetSpent, Meter, Release, noise_for_budget
 from prunus.private.cost import Privacy
+from prunus.private.ddp import ddp_hook
 from prunus.private.dpsgd import PrivateOptions, PrivateTraining, make_private
 from prunus.private.mechanism import NoisyTopK, Rounded, TwoLevelTopK
 from prunus.private.policies import Falling, WarmUp
@@ -30,6 +31,7 @@ __all__ = [
     "TwoLevelTopK",
     "ValueNoise",
     "WarmUp",
+    "ddp_hook",
     "make_private",
     "noise_for_budget",
 ]
