@@ -215,6 +215,7 @@ def imdb_lstm(
     seed: int = 0,
     folder: Path | None = None,
     reviews: int = 6000,
+    tests: int = 2000,
     words: int = 100,
     epochs: int = 5,
     width: float = 0.5,
@@ -223,7 +224,7 @@ def imdb_lstm(
     published = {"iterand": 88.44, "edge-popup": 88.16, "sgd": 87.39}
     pair = (
         Shorter(load("imdb", folder=folder), reviews, words),
-        Shorter(load("imdb", split="test", folder=folder), 2000, words),
+        Shorter(load("imdb", split="test", folder=folder), tests, words),
     )
     steps = -(-reviews // 128)
     ticket = {"sparsity": 0.5, "period": max(1, steps // 6), "rate": 1.0}
@@ -246,13 +247,14 @@ def conv6_cifar(
     folder: Path | None = None,
     seeds: int = 2,
     images: int = 45_000,
+    tests: int = 10_000,
     epochs: int = 10,
     width: float = 0.25,
     methods: Sequence[str] = ("iterand", "edge-popup", "sgd"),
 ) -> list[dict[str, Any]]:
     """A tenth of the paper's training: the ordering is reported, not asserted."""
     train = first(load("cifar10", folder=folder), images)
-    pair = train, load("cifar10", split="test", folder=folder)
+    pair = train, first(load("cifar10", split="test", folder=folder), tests)
     rows = []
     for method in methods:
         init = "kaiming_uniform" if method == "sgd" else "signed_constant"
