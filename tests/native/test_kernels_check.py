@@ -1,4 +1,4 @@
-"""The sparse kernels in C++, every instruction set, against double precision; AVX-512 through SIMDe where it is absent."""
+"""The sparse kernels in C++ against double precision, every instruction set; AVX-512 through SIMDe."""
 
 from __future__ import annotations
 

@@ -12,7 +12,19 @@ from prunus.sparse._compress import compress
 from prunus.sparse._explain import explain
 from prunus.sparse._file import load, save
 from prunus.sparse._modules import BalancedLinear, SparseConv2d
+from prunus.sparse._onnx import export_onnx
 from prunus.sparse._packed import Packed, pack
 from prunus.sparse._plan import Row
 
-__all__ = ["BalancedLinear", "Packed", "Row", "SparseConv2d", "compress", "explain", "load", "pack", "save"]
+__all__ = [
+    "BalancedLinear",
+    "Packed",
+    "Row",
+    "SparseConv2d",
+    "compress",
+    "explain",
+    "export_onnx",
+    "load",
+    "pack",
+    "save",
+]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from prunus.sparse._packed import kernels
 
@@ -51,19 +51,28 @@ def compare(dense: nn.Module, ours: nn.Module, shape: tuple[int, ...], key: Any 
     return timing
 
 
-def in_turn(runs: list[Callable[[], Tensor]], repeats: int = 9, least: float = 5e-4) -> list[float]:
+def in_turn(runs: list[Callable[[], Any]], repeats: int = 9, least: float = 5e-4) -> list[float]:
     """Median seconds of one call of each, taken in turn so that a busy moment hits all alike."""
+    return [statistics.median(values) for values in samples_in_turn(runs, repeats, least)]
+
+
+def samples_in_turn(runs: list[Callable[[], Any]], repeats: int, least: float) -> list[list[float]]:
+    """`repeats` times of one call of each, in turn; a sample is the mean over enough calls to last `least` seconds.
+
+    On one thread it is the processor's time, which does not count moments when others run; with more, the clock's.
+    """
+    clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
     calls = []
     for run in runs:
         run()
-        start = time.perf_counter()
+        start = clock()
         run()
-        calls.append(max(1, min(2000, round(least / max(time.perf_counter() - start, 1e-7)))))
+        calls.append(max(1, min(2000, round(least / max(clock() - start, 1e-7)))))
     samples: list[list[float]] = [[] for _ in runs]
     for _ in range(repeats):
         for number, run in enumerate(runs):
-            start = time.perf_counter()
+            start = clock()
             for _ in range(calls[number]):
                 run()
-            samples[number].append((time.perf_counter() - start) / calls[number])
-    return [statistics.median(sample) for sample in samples]
+            samples[number].append((clock() - start) / calls[number])
+    return samples

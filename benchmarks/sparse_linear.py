@@ -1,0 +1,41 @@
+"""Linear layers, fp32, one thread, balanced:16: how many times faster ours is than each peer.
+
+Median of interleaved runs, processor time. "best dense" is the fastest of F.linear, oneDNN and MKL with packed weights,
+and ONNX Runtime. Sparsities are the realised ones.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+import prunus
+from prunus.sparse._bench import bench_linear, rows
+
+PEERS = ("csr", "scipy", "numba", "onnx")
+
+
+def balanced(rows: int, cols: int, sparsity: float, pattern: str = "balanced:16") -> torch.Tensor:
+    torch.manual_seed(0)
+    layer = nn.Linear(cols, rows, bias=False)
+    if sparsity:
+        prunus.prune(layer, sparsity, pattern=pattern)
+    return layer.weight.detach()
+
+
+def run(quick: bool) -> list[dict[str, Any]]:
+    torch.set_num_threads(1)
+    shapes = [(1024, 1024)] if quick else [(512, 512), (1024, 1024), (4096, 1024), (4096, 4096)]
+    batches = [1, 8, 64] if quick else [1, 8, 64, 256]
+    repeats = 5 if quick else 15
+    results = []
+    for shape in shapes:
+        weight = balanced(*shape, 0.9)
+        results += [bench_linear(weight, batch, peers=PEERS, repeats=repeats) for batch in batches]
+    for sparsity in (0.5, 0.75, 0.95):
+        weight = balanced(1024, 1024, sparsity)
+        for batch in [64] if quick else batches:
+            results.append(bench_linear(weight, batch, peers=PEERS, repeats=repeats))
+    return rows(results)

@@ -1,0 +1,165 @@
+"""`prunus bench`: dense and sparse layers, or a whole network, timed side by side."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
+
+from prunus.cli.options import Json, Seed, Weights
+
+if TYPE_CHECKING:
+    from prunus.sparse._bench import Result
+
+_LINEAR = re.compile(r"(\d+)x(\d+)")
+_CONV = re.compile(r"conv:(\d+)-(\d+)-(\d+)@(\d+)")
+
+
+def bench(
+    what: Annotated[
+        list[str], Parameter(help="Shapes `ROWSxCOLS`, convolutions `conv:IN-OUT-KERNEL@SIZE`, or models of the zoo.")
+    ],
+    *,
+    sparsity: Annotated[
+        list[float] | None, Parameter(negative="", help="Fractions of zeros; 0.9 if not given.")
+    ] = None,
+    pattern: Annotated[str, Parameter(help="Pattern of the zeros.")] = "balanced:16",
+    batch: Annotated[list[int] | None, Parameter(negative="", help="Batch sizes; 1, 8 and 64 if not given.")] = None,
+    exclude: Annotated[list[str] | None, Parameter(negative="", help="Layers of a model that stay dense.")] = None,
+    weights: Weights = None,
+    threads: Annotated[int, Parameter(help="Threads for every candidate.")] = 1,
+    repeats: Annotated[int, Parameter(help="Rounds in which all candidates run in turn.")] = 11,
+    output: Annotated[
+        Path | None, Parameter(alias="-o", help="Write a page with the roofline and the ideal-time line.")
+    ] = None,
+    seed: Seed = 0,
+    json: Json = False,
+) -> None:
+    """Time dense and sparse layers or a whole network, side by side.
+
+    Candidates: torch dense, dense with weights packed in advance (oneDNN, MKL), ONNX Runtime, torch CSR, SciPy CSR,
+    numba CSR (those that are installed), and ours, in interleaved runs. Prints how many times faster ours is, with the
+    spread, the realised sparsity, the ideal time for this sparsity, and the share of the machine's limit reached.
+
+    Example: `prunus bench 1024x1024 conv:64-64-3@32 resnet20 --sparsity 0.9 --batch 1 --batch 64 -o bench.html`
+    """
+    import torch
+
+    from prunus.errors import BadInput
+    from prunus.sparse._bench import rows
+
+    batches, sparsities = batch or [1, 8, 64], sparsity or [0.9]
+    if threads < 1 or repeats < 3 or min(batches) < 1:
+        raise BadInput("Threads and batch sizes must be at least 1, and repeats at least 3.")
+    if not what:
+        raise BadInput("Name a shape or a model to time, as in: prunus bench 1024x1024.")
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    torch.manual_seed(seed)
+    try:
+        results = [
+            _one(name, level, size, pattern, tuple(exclude or ()), weights, repeats)
+            for name in what
+            for level in sparsities
+            for size in batches
+        ]
+    finally:
+        torch.set_num_threads(before)
+    page = None if output is None else str(_page(results, output))
+    _print(results, rows(results), page, json)
+
+
+def _one(
+    name: str, sparsity: float, batch: int, pattern: str, exclude: tuple[str, ...], weights: Path | None, repeats: int
+) -> Result:
+    from torch import nn
+
+    from prunus.pruning import prune
+    from prunus.sparse import _bench
+
+    linear, conv = _LINEAR.fullmatch(name), _CONV.fullmatch(name)
+    if linear:
+        layer = nn.Linear(int(linear[2]), int(linear[1]), bias=False)
+        prune(layer, sparsity, pattern=pattern)
+        return _bench.bench_linear(
+            layer.weight.detach(), batch, peers=("csr", "scipy", "numba", "onnx"), repeats=repeats
+        )
+    if conv:
+        inputs, outputs, kernel, size = map(int, conv.groups())
+        image = nn.Conv2d(inputs, outputs, kernel, padding=kernel // 2, bias=False).requires_grad_(False)
+        prune(image, sparsity, pattern=pattern)
+        return _bench.bench_conv(image, batch, (size, size), repeats=repeats)
+    return _model(name, sparsity, batch, pattern, exclude, weights, repeats)
+
+
+def _model(
+    name: str, sparsity: float, batch: int, pattern: str, exclude: tuple[str, ...], weights: Path | None, repeats: int
+) -> Result:
+    from prunus.cli.compress import example_input
+    from prunus.errors import BadInput
+    from prunus.models import resolve
+    from prunus.pruning import prune
+    from prunus.sparse import compress
+    from prunus.sparse._bench import bench_model
+
+    model = resolve(name, str(weights) if weights else None).eval()
+    example = example_input(name, model, batch)
+    if example is None:
+        raise BadInput(f"The shape of the inputs of {name!r} is not known; bench a model of the zoo or a shape.")
+    prune(model, sparsity, pattern=pattern, exclude=exclude)
+    return bench_model(model, compress(model, example=example, fuse=True), example, repeats=repeats)
+
+
+def _page(results: list[Result], path: Path) -> Path:
+    """One page: time against the ideal line, and each layer under the roofline."""
+    import plotly.graph_objects as go
+    from plotly.subplots import make_subplots
+
+    from prunus.files import replace_file
+    from prunus.sparse._machine import limits
+
+    figure = make_subplots(1, 2, subplot_titles=("Time of one call", "Roofline of this machine, one thread"))
+    names = [f"{result.what}, {result.sparsity:.0%}" for result in results]
+    for candidate in dict.fromkeys(key for result in results for key in result.seconds):
+        times = [1e6 * result.seconds[candidate] if candidate in result.seconds else None for result in results]
+        figure.add_trace(go.Bar(name=candidate, x=names, y=times), 1, 1)
+    ideal = [None if result.ideal is None else 1e6 * result.ideal for result in results]
+    figure.add_trace(go.Scatter(name="ideal", x=names, y=ideal, mode="lines+markers"), 1, 1)
+    machine = limits()
+    intensity = [2.0**power for power in range(-3, 9)]
+    for size, rate in machine.bandwidth:
+        roof = [min(machine.flops, rate * value) / 1e9 for value in intensity]
+        figure.add_trace(go.Scatter(name=f"up to {size >> 10} KB", x=intensity, y=roof, mode="lines"), 1, 2)
+    layers = [result for result in results if result.compute_limit is not None]
+    flops = [result.notes["gflops"] for result in layers]
+    work = [1e9 * value * result.seconds["ours"] / result.notes["bytes"] for value, result in zip(flops, layers)]
+    text = [result.what for result in layers]
+    figure.add_trace(go.Scatter(name="ours", x=work, y=flops, text=text, mode="markers", marker_size=10), 1, 2)
+    figure.update_yaxes(type="log", title="microseconds", row=1, col=1)
+    figure.update_yaxes(type="log", title="GFLOP/s", row=1, col=2)
+    figure.update_xaxes(type="log", title="operations for each byte of weights", row=1, col=2)
+    return replace_file(path, figure.to_html(include_plotlyjs=True, full_html=True))
+
+
+def _print(results: list[Result], table: list[dict[str, Any]], page: str | None, json: bool) -> None:
+    from prunus.cli.output import console, print_json, print_table
+
+    if json:
+        print_json({"results": results, "rows": table, "page": page})
+        return
+    for result, row in zip(results, table):
+        lines = [
+            [name, f"{1e6 * seconds:.1f}", f"{result.spread[name]:.1%}", f"{result.ratios[name]:.2f}"]
+            for name, seconds in sorted(result.seconds.items(), key=lambda item: item[1])
+        ]
+        title = f"{result.what}, realised sparsity {result.sparsity:.4f}"
+        print_table(["candidate", "microseconds", "spread", "times ours"], lines, title=title)
+        if result.ideal is not None:
+            console().print(
+                f"ideal {row['ideal microseconds']} us for this sparsity; {row['GFLOP/s']} GFLOP/s, "
+                f"{row['share of limit']:.0%} of the machine's limit\n"
+            )
+    if page:
+        console().print(f"wrote {page}")

@@ -1,0 +1,92 @@
+"""Export to ONNX: dense weights with the zeros in place, and a note of the masks in the file's metadata."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import os
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from prunus.contract import Masks
+from prunus.errors import MissingExtra, RunFailed
+from prunus.files import replace_file
+
+
+def to_onnx(model: nn.Module, example: Tensor | tuple[Any, ...]) -> bytes:
+    """The model as the bytes of an ONNX file; for inputs of the example's shape."""
+    try:
+        import onnx
+        import onnxscript  # noqa: F401 - torch's exporter needs it
+    except ImportError:
+        raise MissingExtra("onnx and onnxscript", "export", "Export to ONNX") from None
+    arguments = example if isinstance(example, tuple) else (example,)
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)  # it warns of every optional package it does not find
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            program = torch.onnx.export(model.eval(), arguments, dynamo=True, verbose=False)
+    finally:
+        logger.setLevel(level)
+    assert program is not None
+    buffer = io.BytesIO()
+    onnx.save(program.model_proto, buffer)
+    return buffer.getvalue()
+
+
+def export_onnx(
+    model: nn.Module,
+    path: str | os.PathLike[str],
+    example: Tensor | tuple[Any, ...],
+    masks: Masks | None = None,
+    *,
+    check: bool = True,
+) -> Path:
+    """Write the dense model, zeros in place, to an ONNX file, with sparsity and pattern of each mask in its metadata.
+
+    `masks` are applied to a copy first; without them the zeros of the weights are noted. With `check` the file is run
+    by ONNX Runtime, where that is installed, and refused if it disagrees with the model.
+    """
+    import copy
+
+    dense = copy.deepcopy(model).eval()
+    masks = Masks.from_model(dense) if masks is None else masks
+    masks.apply_(dense)
+    body = _with_note(to_onnx(dense, example), masks)
+    if check:
+        _compare(dense, body, example)
+    return replace_file(path, body)
+
+
+def _with_note(body: bytes, masks: Masks) -> bytes:
+    import onnx
+
+    proto = onnx.load_model_from_string(body)
+    layers = {row.name: {"shape": list(row.shape), "kept": row.kept, "sparsity": row.sparsity} for row in masks.layers}
+    notes = {key: value for key, value in masks.notes.items() if isinstance(value, (str, int, float, bool))}
+    entry = proto.metadata_props.add()
+    entry.key, entry.value = "prunus.masks", json.dumps({"layers": layers, "notes": notes})
+    return proto.SerializeToString()
+
+
+def _compare(model: nn.Module, body: bytes, example: Tensor | tuple[Any, ...]) -> None:
+    try:
+        import onnxruntime
+    except ImportError:
+        return
+    arguments = example if isinstance(example, tuple) else (example,)
+    session = onnxruntime.InferenceSession(body, providers=["CPUExecutionProvider"])
+    feed = {entry.name: value.numpy() for entry, value in zip(session.get_inputs(), arguments)}
+    found = torch.from_numpy(session.run(None, feed)[0])
+    with torch.no_grad():
+        expected = model(*arguments)
+    worst = float((found - expected).abs().max()) if expected.numel() else 0.0
+    if not worst <= 1e-3 * max(1.0, float(expected.abs().max())):
+        raise RunFailed(f"The exported file disagrees with the model by {worst:.3g}; it was not written.")

@@ -1,0 +1,31 @@
+"""Export: ONNX Runtime computes what the pruned model computes, and the file says what was pruned."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+import prunus
+from prunus.sparse import export_onnx
+
+onnx = pytest.importorskip("onnx", reason="needs the extra export")
+pytest.importorskip("onnxscript", reason="needs the extra export")
+
+
+def test_the_file_agrees_and_notes_the_masks(tmp_path: Path) -> None:
+    runtime = pytest.importorskip("onnxruntime", reason="needs the extra export")
+    model = prunus.models.make("fc:64-48-10").eval()
+    masks = prunus.find_masks(model, 0.9, pattern="balanced:16")
+    x = torch.randn(3, 64)
+    path = export_onnx(model, tmp_path / "net.onnx", x, masks)
+    assert bool((model.layers[0].weight != 0).all())  # the model itself is left alone
+    session = runtime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    found = torch.from_numpy(session.run(None, {session.get_inputs()[0].name: x.numpy()})[0])
+    with torch.no_grad():
+        torch.testing.assert_close(found, masks.apply_(model)(x), rtol=1e-4, atol=1e-5)
+    note = {entry.key: entry.value for entry in onnx.load(path).metadata_props}["prunus.masks"]
+    rows = json.loads(note)["layers"]
+    assert {name: row["kept"] for name, row in rows.items()} == {row.name: row.kept for row in masks.layers}
