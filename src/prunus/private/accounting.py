@@ -89,24 +89,30 @@ class Accountant:
         """Total epsilon at `delta`: loss distributions, Renyi curves for discrete noise, sums for what is large."""
         if not 0.0 <= delta < 1.0:
             raise BadInput(f"delta must lie in [0, 1), got {delta!r}.")
-        pure, distribution, curve = 0.0, [], np.zeros(len(_ORDERS))
-        for release, count in self.releases.items():
-            pure += count * release.value_epsilon
-            index = release.amplified_index
-            if release.noise_multiplier == 0.0 or math.isinf(index) or math.isinf(release.rho):
-                return math.inf
-            curve = curve + count * release.rho * _ORDERS
-            if index > _LARGE or count * index < 1e-3:
-                pure += count * index
-            elif index > 0.0:
-                distribution.append((_pure_distribution(index, count), 1))
-            if release.noise_multiplier is not None:
-                distribution.append((_gaussian_distribution(release.noise_multiplier, release.raised_sampling), count))
-        return pure + _joined(distribution, curve, delta)
+        return _composed(frozenset(self.releases.items()), float(delta))
 
     def fits(self, release: Release, count: int, epsilon: float, delta: float) -> bool:
         """Whether `count` more releases stay within (epsilon, delta)."""
         return self.with_more(release, count).epsilon(delta) <= epsilon
+
+
+@lru_cache(maxsize=4096)
+def _composed(releases: frozenset[tuple[Release, int]], delta: float) -> float:
+    """Epsilon of the releases; remembered, as many clients share a history."""
+    pure, distribution, curve = 0.0, [], np.zeros(len(_ORDERS))
+    for release, count in releases:
+        pure += count * release.value_epsilon
+        index = release.amplified_index
+        if release.noise_multiplier == 0.0 or math.isinf(index) or math.isinf(release.rho):
+            return math.inf
+        curve = curve + count * release.rho * _ORDERS
+        if index > _LARGE or count * index < 1e-3:
+            pure += count * index
+        elif index > 0.0:
+            distribution.append((_pure_distribution(index, count), 1))
+        if release.noise_multiplier is not None:
+            distribution.append((_gaussian_distribution(release.noise_multiplier, release.raised_sampling), count))
+    return pure + _joined(distribution, curve, delta)
 
 
 def _joined(distribution: list[tuple[Any, int]], curve: np.ndarray, delta: float) -> float:

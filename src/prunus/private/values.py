@@ -22,19 +22,19 @@ from prunus.private.randomness import source
 from prunus.private.tables import Table
 
 KINDS = ("gaussian", "laplace")
-_STEPS = 512  # grid points in one standard deviation (or scale) of the noise
 
 
 @dataclass(frozen=True)
 class ValueNoise:
     """Clip to `clip` (2-norm for Gaussian, sum of magnitudes for Laplace) and add noise of the given scale.
 
-    scale: standard deviation (gaussian) or scale (laplace), in units of the values; the grid is scale / 512.
+    scale: standard deviation (gaussian) or scale (laplace), in units of the values. steps: grid points in one scale.
     """
 
     clip: float
     scale: float
     kind: str = "gaussian"
+    steps: int = 512
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -70,7 +70,7 @@ class ValueNoise:
     @property
     def grid(self) -> float:
         """Distance of neighbouring grid points."""
-        return self.scale / _STEPS
+        return self.scale / self.steps
 
     @property
     def variance(self) -> float:
@@ -98,7 +98,7 @@ class ValueNoise:
         return concentrated_delta(self.rho, epsilon)
 
     def _table(self) -> Table:
-        steps = Fraction(_STEPS)
+        steps = Fraction(self.steps)
         return laws.gaussian_table(steps) if self.kind == "gaussian" else laws.laplace_table(steps)
 
     def clipped(self, values: Tensor) -> np.ndarray:
@@ -124,9 +124,12 @@ class ValueNoise:
 
     def release(self, values: Tensor, insecure_seed: int | None = None) -> Tensor:
         """What is sent instead of `values`: float32 or float64 numbers on the grid, shaped as given."""
-        whole = self.clipped(values)
-        noisy = whole + self._table().draw(whole.size, source(insecure_seed))
+        noisy = self.add(self.clipped(values), insecure_seed)
         return torch.from_numpy(noisy * self.grid).to(values.device, values.dtype).view(values.shape)
+
+    def add(self, whole: np.ndarray, insecure_seed: int | None = None) -> np.ndarray:
+        """Noise on integers that are on the grid already, such as a sum of clipped vectors."""
+        return whole + self._table().draw(whole.size, source(insecure_seed))
 
 
 def concentrated_delta(rho: float, epsilon: float) -> float:

@@ -32,7 +32,7 @@ def loss_of(model: nn.Module, rank: int) -> torch.Tensor:
 
 
 def exact_average(k: int, rank: int, world: int) -> list[torch.Tensor]:
-    """Average of each rank's exact top-k gradient, computed without the hook; buckets hold gradients in reverse order."""
+    """Average of each rank's exact top-k gradient, without the hook; buckets hold gradients in reverse order."""
     total = None
     for other in range(world):
         model = network()

@@ -1,0 +1,232 @@
+"""Federated rounds: weights inside the sensitivity, noise for those who replied, a ledger that is never behind."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from scipy import stats
+
+from prunus.errors import BadFile, BadInput
+from prunus.private import BudgetSpent, NoisyTopK, Release, ValueNoise
+from prunus.private.ledger import Ledger
+from prunus.private.rounds import RoundEngine, RoundPlan, aggregate, client_message
+from support import scale
+
+WORKER = Path(__file__).parent / "workers" / "round_worker.py"
+
+
+@dataclass
+class Fixed:
+    value: torch.Tensor | None
+    examples: int = 100
+
+    def update(self, weights: torch.Tensor, round_: int) -> torch.Tensor | None:
+        return self.value
+
+
+# ------------------------------------------------------------------------------------------------------------ ledger
+
+
+def test_ledger_is_read_back_and_shared(tmp_path: Path) -> None:
+    one = Ledger(tmp_path / "l", epsilon=50.0)
+    release = Release(index_epsilon=0.5, rho=0.01)
+    one.charge("a", 0, release)
+    two = Ledger(tmp_path / "l", epsilon=50.0)
+    two.charge_all(["a", "b"], 1, release)
+    one.refresh()
+    assert (one.charges("a"), one.charges("b"), one.rounds) == (2, 1, 2)
+    assert one.spent("a") == two.spent("a") > one.spent("b") > 0.0
+    free = Ledger(tmp_path / "l")
+    free.charge("a", 2, Release(rho=math.inf))
+    assert Ledger(tmp_path / "l").spent("a") == math.inf
+
+
+def test_ledger_refuses_before_writing(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "l", epsilon=1.0, delta=1e-5)
+    release = Release(value_epsilon=0.3)
+    for round_ in range(3):
+        ledger.charge("a", round_, release)
+    size = (tmp_path / "l").stat().st_size
+    with pytest.raises(BudgetSpent, match="nothing was sent"):
+        ledger.charge("a", 3, release)
+    with pytest.raises(BudgetSpent):
+        ledger.charge_all(["fresh", "a"], 3, release)
+    assert (tmp_path / "l").stat().st_size == size
+    assert "fresh" not in Ledger(tmp_path / "l").clients
+    assert not Ledger(tmp_path / "l", epsilon=1.0).can_afford("a", release)
+
+
+def test_a_torn_last_line_is_cut_and_other_damage_refused(tmp_path: Path) -> None:
+    path = tmp_path / "l"
+    ledger = Ledger(path)
+    for round_ in range(3):
+        ledger.charge("a", round_, Release(rho=0.1))
+    whole = path.read_bytes()
+    last = whole[:-1].rfind(b"\n") + 1
+    for cut in range(last + 1, len(whole)):
+        path.write_bytes(whole[:cut])
+        assert Ledger(path).charges("a") == 2
+        assert path.read_bytes() == whole[:last]
+    for place in range(10, len(whole) - 1, 17):
+        damaged = bytearray(whole)
+        damaged[place] ^= 1
+        path.write_bytes(bytes(damaged))
+        with pytest.raises(BadFile):
+            Ledger(path)
+    path.write_bytes(whole)
+    with pytest.raises(BadInput, match="delta"):
+        Ledger(path, delta=1e-3)
+
+
+# ------------------------------------------------------------------------------------------------------------ rounds
+
+
+def _engine(tmp_path: Path, clients, plan: RoundPlan, d: int = 60, **budget) -> RoundEngine:
+    return RoundEngine(torch.zeros(d), clients, plan, Ledger(tmp_path / "ledger", **budget))
+
+
+@pytest.mark.parametrize("trust", ["local", "central"])
+def test_one_client_moves_the_sum_by_at_most_the_clip(trust: str) -> None:
+    plan = RoundPlan(1.0, trust, cap=50)
+    for size in (0.0, 1e-30, 1.0, 1e20, 1e38):
+        for examples in (1, 50, 10**9):
+            message = client_message("a", 0, torch.randn(100) * size, examples, plan)
+            factor = message.weight if trust == "local" else 1.0
+            assert float(message.values.double().norm()) * factor <= 1.0 + 1e-6
+            assert 0.0 < message.weight <= 1.0
+
+
+def test_central_integers_stay_inside_the_sensitivity() -> None:
+    plan = RoundPlan(0.7, "central", noise_multiplier=1.3)
+    message = client_message("a", 0, torch.randn(500) * 100, 100, plan)
+    limit = plan.clip / plan.central_noise.grid
+    assert sum(int(v) ** 2 for v in message.values) <= limit**2
+    assert sum(int(v) ** 2 for v in message.values) > 0.98 * limit**2
+
+
+def test_average_is_weighted_by_examples(tmp_path: Path) -> None:
+    clients = {"a": Fixed(torch.full((60,), 0.01), 25), "b": Fixed(torch.full((60,), -0.01), 75)}
+    engine = _engine(tmp_path, clients, RoundPlan(1.0, cap=100))
+    engine.run_round()
+    assert torch.allclose(engine.weights, torch.full((60,), -0.005), atol=1e-6)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.3, 0.9])
+def test_noise_fits_those_who_replied(dropout: float, tmp_path: Path) -> None:
+    """Zero updates: the average is noise of deviation noise * clip / (sum of weights); chi-square at 1e-6."""
+    count = 20
+    replying = round(count * (1 - dropout))
+    clients = {f"c{i}": Fixed(torch.zeros(2000) if i < replying else None, 50) for i in range(count)}
+    engine = _engine(tmp_path, clients, RoundPlan(0.5, "central", noise_multiplier=1.2), d=2000)
+    record = engine.run_round()
+    assert (len(record.replied), len(record.dropped)) == (replying, count - replying)
+    expected = 1.2 * 0.5 / (0.5 * replying)
+    assert record.noise == pytest.approx(expected)
+    statistic = float((engine.weights.double() / expected).square().sum())
+    assert stats.chi2.cdf(statistic, 2000) == pytest.approx(0.5, abs=0.5 - 1e-6)
+    assert engine.ledger.clients == sorted(record.replied)
+
+
+def test_bad_updates_are_left_out_and_not_charged(tmp_path: Path) -> None:
+    clients = {
+        "zero": Fixed(torch.zeros(60)),
+        "nan": Fixed(torch.full((60,), math.nan)),
+        "inf": Fixed(torch.full((60,), math.inf)),
+        "huge": Fixed(torch.full((60,), 1e38)),
+        "empty": Fixed(torch.ones(60), examples=0),
+        "gone": Fixed(None),
+    }
+    plan = RoundPlan(1.0, "local", NoisyTopK(6, 1.0), ValueNoise(1.0, 0.1))
+    engine = _engine(tmp_path, clients, plan)
+    record = engine.run_round()
+    assert record.replied == ["zero", "huge"]
+    assert set(record.refused) == {"nan", "inf", "empty"}
+    assert record.dropped == ["gone"]
+    assert engine.ledger.clients == ["huge", "zero"]
+    assert bool(torch.isfinite(engine.weights).all())
+    assert record.bytes == 2 * 6 * 8
+
+
+def test_a_round_without_replies_changes_nothing(tmp_path: Path) -> None:
+    engine = _engine(tmp_path, {"a": Fixed(None)}, RoundPlan(1.0, "central", noise_multiplier=1.0))
+    record = engine.run_round()
+    assert record.replied == []
+    assert torch.equal(engine.weights, torch.zeros(60))
+    with pytest.raises(BadInput, match="Nobody replied"):
+        aggregate([], 60, RoundPlan(1.0))
+
+
+def test_spent_clients_are_left_out(tmp_path: Path) -> None:
+    plan = RoundPlan(1.0, "local", None, ValueNoise.laplace(1.0, 0.4))
+    engine = _engine(tmp_path, {"a": Fixed(torch.zeros(60)), "b": Fixed(torch.zeros(60))}, plan, epsilon=1.0)
+    sizes = [len(engine.run_round(["a"] if i < 1 else None).replied) for i in range(4)]
+    assert sizes == [1, 2, 1, 0]
+    assert engine.ledger.spent("a") <= 1.0
+
+
+def test_rounds_go_on_after_a_restart(tmp_path: Path) -> None:
+    plan = RoundPlan(1.0, "local", NoisyTopK(6, 1.0), ValueNoise(1.0, 0.1))
+    _engine(tmp_path, {"a": Fixed(torch.zeros(60))}, plan).run_round()
+    assert _engine(tmp_path, {"a": Fixed(torch.zeros(60))}, plan).round == 1
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize("trust", ["local", "central"])
+def test_kill_at_random_moments(trust: str, tmp_path: Path) -> None:
+    """kill -9 again and again on the same ledger: never behind the wire, and no release without its noise."""
+    chance = random.Random(4)
+    command = [sys.executable, str(WORKER), trust, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        for _ in range(scale(8, full=50)):
+            process.stdin.write(f"{chance.uniform(0.0, 0.3)}\n")
+            process.stdin.flush()
+            assert process.stdout.readline() == "killed\n"
+            _check_wire(tmp_path, trust)
+        process.stdin.close()
+    assert (tmp_path / "wire").stat().st_size > 0
+
+
+def _check_wire(folder: Path, trust: str) -> None:
+    ledger = Ledger(folder / "ledger")
+    if not (folder / "wire").exists():
+        return
+    lines = (folder / "wire").read_bytes().split(b"\n")
+    records = [json.loads(line) for line in lines[:-1]]
+    if trust == "local":
+        for client in {record["client"] for record in records}:
+            sent = sum(record["client"] == client for record in records)
+            assert ledger.charges(client) >= sent
+    else:
+        assert all(ledger.charges(f"c{i}") >= len(records) for i in range(5))
+    for record in records:
+        values = torch.tensor(record["values"], dtype=torch.float64)
+        deviation = record.get("noise", 2.0)
+        statistic = float((values / deviation).square().sum())
+        # 1e-9 each: thousands of releases are looked at
+        assert 1e-9 < stats.chi2.cdf(statistic, len(values)) < 1 - 1e-9
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: RoundPlan(0.0),
+        lambda: RoundPlan(1.0, "nobody"),
+        lambda: RoundPlan(1.0, "local", noise_multiplier=1.0),
+        lambda: RoundPlan(1.0, "local", values=ValueNoise(2.0, 1.0)),
+        lambda: RoundPlan(1.0, cap=0),
+        lambda: Ledger("/nonexistent/folder/ledger"),
+    ],
+)
+def test_bad_input(make) -> None:
+    with pytest.raises(BadInput):
+        make()
