@@ -96,7 +96,8 @@ def _engine(tmp_path: Path, clients, plan: RoundPlan, d: int = 60, **budget) -> 
 @pytest.mark.parametrize("trust", ["local", "central"])
 def test_one_client_moves_the_sum_by_at_most_the_clip(trust: str) -> None:
     plan = RoundPlan(1.0, trust, cap=50)
-    for size in (0.0, 1e-30, 1.0, 1e20, 1e38):
+    torch.manual_seed(0)
+    for size in (0.0, 1e-30, 1.0, 1e20, 1e37):
         for examples in (1, 50, 10**9):
             message = client_message("a", 0, torch.randn(100) * size, examples, plan)
             factor = message.weight if trust == "local" else 1.0

@@ -115,7 +115,6 @@ class RoundRecord:
     refused: dict[str, str] = field(default_factory=dict)
     bytes: int = 0
     noise: float = 0.0
-    spent: float = 0.0
 
 
 def client_message(
@@ -206,7 +205,6 @@ class RoundEngine:
                 self._wire((self.round, average, record.noise))
             self.weights += self.plan.server_rate * average
         record.bytes = sum(message.bytes for message in messages)
-        record.spent = max((self.ledger.spent(name) for name in record.replied), default=0.0)
         self.records.append(record)
         self.round += 1
         return record

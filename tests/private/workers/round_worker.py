@@ -12,7 +12,7 @@ import torch
 
 from prunus.private import NoisyTopK, ValueNoise
 from prunus.private.ledger import Ledger
-from prunus.private.rounds import Message, RoundEngine, RoundPlan
+from prunus.private.rounds import Message, RoundEngine, RoundPlan, aggregate, client_message
 
 D, CLIENTS, NOISE = 400, 5, 2.0
 
@@ -55,6 +55,8 @@ def main() -> None:
     """For each line on standard input: fork, let it run for so many seconds, kill it, answer."""
     trust, folder = sys.argv[1:]
     torch.set_num_threads(1)
+    warm = plan(trust)
+    aggregate([client_message("warm", 0, torch.zeros(D), 1, warm)], D, warm)  # tables are built once, before forking
     for line in sys.stdin:
         reading, writing = os.pipe()
         child = os.fork()
