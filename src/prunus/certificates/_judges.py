@@ -69,11 +69,11 @@ class Judge(Protocol):
 class _CertifiedJudge:
     """The certificate on a domain; norms of layers are remembered by their level."""
 
-    def __init__(self, model: nn.Module, domain: Domain, settings: PlanSettings) -> None:
+    def __init__(self, model: nn.Module, domain: Domain, error: float, settings: PlanSettings) -> None:
         self._original, _ = prepared(model, copy.deepcopy(model))
         self._shape = input_shape(model, domain.shape, settings.example)
         self._region = domain.region(self._shape)
-        self._options = settings.options
+        self._options, self._error = settings.options, error
         self._chosen: CertifyOptions | None = None
         self._norms: dict[tuple[str, float], LayerNorms] = {}
 
@@ -91,7 +91,12 @@ class _CertifiedJudge:
         return found
 
     def __call__(self, masks: Masks, levels: Mapping[str, float]) -> float:
-        return self._bounds(masks, levels, self._methods(masks, levels))
+        """The bound; norms of products are tuned only where that may decide about the budget."""
+        options = self._methods(masks, levels)
+        rough = self._bounds(masks, levels, replace(options, tune=False))
+        if rough <= self._error or rough > 1.4 * self._error or "products" not in options.methods:
+            return rough
+        return self._bounds(masks, levels, options)
 
     def _methods(self, masks: Masks, levels: Mapping[str, float]) -> CertifyOptions:
         """All methods once; from then on without the linear relaxation, unless it had won."""
@@ -147,10 +152,10 @@ class _StatisticalJudge:
         raise BadInput(f"No pruning found on one half of the data stays within {search.error:.4g} on the other half.")
 
 
-def judge_of(model: nn.Module, domain: Domain | OnData, settings: PlanSettings) -> Judge:
+def judge_of(model: nn.Module, domain: Domain | OnData, error: float, settings: PlanSettings) -> Judge:
     """The judge of a domain."""
     if isinstance(domain, OnData):
         return _StatisticalJudge(model, domain)
     if not isinstance(domain, (Ball, Box, Samples)):
         raise BadInput("The domain of a plan must be a prunus.Ball, prunus.Box, prunus.Samples, or OnData.")
-    return _CertifiedJudge(model, domain, settings)
+    return _CertifiedJudge(model, domain, error, settings)

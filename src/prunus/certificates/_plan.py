@@ -123,7 +123,7 @@ class _Search:
         self._weights = {name: weight for name, weight in prunable_weights(model).items() if name in probe}
         self.sizes = {name: weight.numel for name, weight in self._weights.items()}
         self._masks: dict[tuple[str, float], Tensor | None] = {}
-        self._judge = judge_of(model, domain, settings)
+        self._judge = judge_of(model, domain, error, settings)
         self._known: dict[tuple[tuple[str, float], ...], float] = {}
         self.curve: list[tuple[float, float]] = []
 

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from prunus.certificates.balancing import tune_balances
 from prunus.certificates.domains import Region
 from prunus.certificates.graph import Pair
 from prunus.certificates.intervals import Range, Ranges, joint
@@ -45,7 +46,9 @@ class _Layer:
         return bool(self.weights["d"].any()) or bool(self.shift.any())
 
 
-def bound_products(pair: Pair, region: Region, sizes: list[Size], ranges: list[Ranges]) -> Tensor | None:
+def bound_products(
+    pair: Pair, region: Region, sizes: list[Size], ranges: list[Ranges], tune: bool = True
+) -> Tensor | None:
     """Error bounds (points,), or None where the network is no chain of linear layers and activations."""
     found = _chain(pair, ranges)
     if found is None:
@@ -57,12 +60,16 @@ def bound_products(pair: Pair, region: Region, sizes: list[Size], ranges: list[R
     if not changed:
         return torch.zeros(region.points, dtype=torch.float64)
     segments = _Segments(layers)
-    best: Tensor | None = None
+    totals: list[tuple[float, int, dict[int, str], Tensor]] = []
     for choice in _choices(changed):
         total = sum(_inflow(segments, layers, number, choice, region, sizes) for number in changed)
         assert isinstance(total, Tensor)
-        best = total if best is None else torch.minimum(best, total)
-    assert best is not None
+        totals.append((float(total.max()), len(totals), choice, total))
+    best = torch.stack([total for *_, total in totals]).amin(0)
+    if tune:
+        _, _, choice, total = min(totals)
+        gain = sum(segments.tuned_gain(_full_chain(number, choice, len(layers))) for number in changed)
+        best = torch.minimum(best, total - gain * region.radius)
     widest = max(max(layer.weights["o"].shape) for layer in layers)
     # Computed products of matrices differ from exact ones; the plain products of norms in the sum bound by how much.
     rounding = 2.0 ** (len(layers) - 53) * 8 * len(layers) * widest**2
@@ -95,17 +102,22 @@ def _inflow(
 ) -> Tensor:
     """What the change of layer `number` adds to the output: at the centre, and by moving away from it."""
     side = choice[number]
-    tail = [(k, "o" if choice.get(k) == "p" else "p") for k in range(number + 1, len(layers))]
+    chain = _full_chain(number, choice, len(layers))
     layer = layers[number]
     before = sizes[layer.source]
     centre = (before.centre_original if side == "o" else before.centre_pruned).flatten(1)
     fresh = centre @ layer.weights["d"].T + layer.shift
-    still = segments.apply(fresh, number, tail)
+    still = segments.apply(fresh, number, chain[number + 1 :])
     if not bool(layer.weights["d"].any()):
         return still
-    chain = [(k, side) for k in range(number)] + [(number, "d")] + tail
-    moved = segments.norm(tuple(chain)) * region.radius
-    return still + moved
+    return still + segments.norm(chain) * region.radius
+
+
+def _full_chain(number: int, choice: dict[int, str], count: int) -> tuple[tuple[int, str], ...]:
+    """The product behind one pruned layer: the network it reads, its difference, and the other network after it."""
+    before = [(k, choice[number]) for k in range(number)]
+    after = [(k, "o" if choice.get(k) == "p" else "p") for k in range(number + 1, count)]
+    return (*before, (number, "d"), *after)
 
 
 class _Segments:
@@ -172,6 +184,18 @@ class _Segments:
             middle = self._slope(chain, end - 1)[0]
             self._products[key] = (weight * middle[None, :]) @ self._product(chain, start, end - 1)
         return self._products[key]
+
+    def tuned_gain(self, chain: tuple[tuple[int, str], ...]) -> float:
+        """By how much better diagonals at the cuts lower the bound of a chain, certified like the rest."""
+        if not bool(self._layers[chain[0][0]].weights["o"].any()) or len(chain) < 2:
+            return 0.0
+        cuts = range(len(chain) - 1)
+        tuned = tune_balances(
+            {(i, j): self._product(chain, i, j) for j in range(len(chain)) for i in range(j + 1)},
+            [self._slope(chain, place)[1] for place in cuts],
+            [self._balance(chain, place) for place in cuts],
+        )
+        return max(0.0, self.norm(chain) - tuned)
 
     def apply(self, fresh: Tensor, number: int, tail: Sequence[tuple[int, str]]) -> Tensor:
         """A bound (points,) on the tail applied to vectors (points, width) that enter after layer `number`."""
