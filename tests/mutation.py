@@ -13,13 +13,18 @@ from __future__ import annotations
 
 import argparse
 import ast
+import importlib
+import json
 import os
 import queue
 import random
+import resource
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+import time
 import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -34,23 +39,14 @@ PACKAGE = ROOT / "src" / "prunus"
 THEORY = PACKAGE / "theory"
 SURVIVORS = ROOT / "docs" / "evidence" / "mutation-survivors.toml"
 WANTED_SHARE = 0.95
+MEMORY = 6 << 30  # bytes a run may use
+TIMEOUT, STRANGER = 251, 252  # exit statuses of a run
 TESTS = {  # modules whose tests bear another name
     "verify": ["tests/theory/test_verify.py", "tests/cli/test_theory.py"],
     "laws": [
         f"tests/theory/test_{name}.py" for name in ("order_statistics_energy", "balanced", "swaps", "swaps_errors")
     ],
 }
-
-# The editable install redirects imports ahead of PYTHONPATH, so it is taken out of the way first.
-LAUNCHER = """
-import sys
-sys.meta_path[:] = [f for f in sys.meta_path if type(f).__name__ != "ScikitBuildRedirectingFinder"]
-sys.path.insert(0, sys.argv[1])
-import prunus
-assert prunus.__file__.startswith(sys.argv[1]), prunus.__file__
-import pytest
-sys.exit(pytest.main(sys.argv[2:]))
-"""
 
 COMPARISONS: dict[type, tuple[type, ...]] = {
     ast.Lt: (ast.LtE, ast.GtE),
@@ -98,6 +94,15 @@ class Mutant:
     kind: str
     before: str
     after: str
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Whether the tests passed, what failed first, and the seconds each test took."""
+
+    passed: bool
+    by: str
+    durations: dict[str, float]
 
 
 @dataclass(frozen=True)
@@ -226,16 +231,112 @@ def tests_of(name: str) -> list[str]:
     return list(dict.fromkeys([*known, *own])) or everything
 
 
-def run_tests(copy: Path, tests: Sequence[str], timeout: float) -> tuple[bool, str]:
-    """Whether the tests pass on this copy of the package; running out of time is failing."""
-    environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1", "PRUNUS_MUTATION": "1"}
-    environment.pop("PRUNUS_PROVE", None)
-    command = [sys.executable, "-c", LAUNCHER, str(copy), "-x", "-q", "--no-header", "--tb=line", *tests]
-    try:
-        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=timeout)
-    except subprocess.TimeoutExpired:
-        return False, "timeout"
-    return done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+class ByDuration:
+    """pytest plugin: the quickest tests first (durations as in the run without a mutation), and what failed."""
+
+    def __init__(self, durations: dict[str, float]) -> None:
+        self.known, self.measured, self.failed = durations, Counter[str](), ""
+
+    def pytest_collection_modifyitems(self, items: list[Any]) -> None:
+        items.sort(key=lambda item: self.known.get(item.nodeid, 0.0))
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        self.measured[report.nodeid] += report.duration
+        if report.failed:
+            self.failed = self.failed or report.nodeid
+
+
+def serve(copy: str) -> None:
+    """A worker: imports what does not change once, then forks for every request (a JSON line) and answers.
+
+    The editable install redirects imports ahead of sys.path, so it is taken out of the way first.
+    """
+    sys.meta_path[:] = [f for f in sys.meta_path if type(f).__name__ != "ScikitBuildRedirectingFinder"]
+    sys.path.insert(0, copy)
+    for name in ("hypothesis", "pytest", "scipy.integrate", "scipy.optimize", "scipy.special", "scipy.stats"):
+        importlib.import_module(name)
+    for line in sys.stdin:
+        request = json.loads(line)
+        child = os.fork()
+        if child == 0:
+            os._exit(_run_child(copy, request))
+        print(_wait(child, request["timeout"]), flush=True)
+
+
+def _run_child(copy: str, request: dict[str, Any]) -> int:
+    import pytest
+
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    output = os.open(request["output"] + ".txt", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    sys.dont_write_bytecode = request["mutated"]
+    plugin = ByDuration(request["durations"])
+    status = int(pytest.main(["-x", "-q", "--no-header", "--tb=line", *request["tests"]], plugins=[plugin]))
+    loaded = sys.modules.get("prunus")
+    if loaded is not None and not str(loaded.__file__).startswith(copy):
+        status = STRANGER
+    answer = {"failed": plugin.failed, "durations": plugin.measured}
+    Path(request["output"]).write_text(json.dumps(answer), "utf8")
+    return status
+
+
+def _wait(child: int, timeout: float) -> int:
+    deadline = time.monotonic() + timeout
+    while True:
+        done, status = os.waitpid(child, os.WNOHANG)
+        if done:
+            return os.waitstatus_to_exitcode(status)
+        if time.monotonic() > deadline:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            return TIMEOUT
+        time.sleep(0.01)
+
+
+class Worker:
+    """One copy of the package and the process that runs tests on it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.copy = copy_package(folder / "package")
+        self.output = folder / "output"
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPYCACHEPREFIX": str(folder / "bytecode")}
+        environment.pop("PRUNUS_PROVE", None)
+        command = [sys.executable, str(HERE / "mutation.py"), "--serve", str(self.copy)]
+        pipe = subprocess.PIPE
+        self.process = subprocess.Popen(command, cwd=ROOT, env=environment, stdin=pipe, stdout=pipe, text=True)
+
+    def run(self, tests: Sequence[str], durations: dict[str, float], timeout: float, mutated: bool) -> Outcome:
+        """Run these tests, the quickest first; a crash or running out of time is a failure."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        request = {"tests": tests, "durations": durations, "timeout": timeout, "mutated": mutated}
+        self.output.unlink(missing_ok=True)
+        print(json.dumps({**request, "output": str(self.output)}), file=self.process.stdin, flush=True)
+        status = int(self.process.stdout.readline())
+        if status == STRANGER:
+            raise SystemExit("The tests did not run on the copy of the package: the installed one was imported.")
+        answer: dict[str, Any] = {"failed": "", "durations": {}}
+        if self.output.exists():
+            answer = json.loads(self.output.read_text("utf8"))
+        by = "timeout" if status == TIMEOUT else answer["failed"] or f"status {status}"
+        return Outcome(status == 0, by, answer["durations"])
+
+    def judge(self, mutant: Mutant, durations: dict[str, float], timeout: float) -> Outcome:
+        """Run the tests of a mutant. Another time of change keeps the original's bytecode from being taken for it."""
+        target = self.copy / "prunus" / "theory" / mutant.file
+        original, times = target.read_text("utf8"), (target.stat().st_atime, target.stat().st_mtime)
+        target.write_text(mutate(original, mutant.number), "utf8")
+        os.utime(target, (times[0], times[1] + 100.0))
+        outcome = self.run(tests_of(mutant.file), durations, timeout, mutated=True)
+        target.write_text(original, "utf8")
+        os.utime(target, times)
+        return outcome
+
+    def close(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.process.wait()
 
 
 def copy_package(folder: Path) -> Path:
@@ -250,36 +351,34 @@ def _not_python(names: list[str]) -> set[str]:
 
 
 def measure(drawn: Sequence[Mutant], jobs: int, timeout: float) -> list[Mutant]:
-    """Run every mutant; returns the survivors."""
+    """Run every mutant against its subject's tests; returns the survivors."""
     survivors: list[Mutant] = []
     with tempfile.TemporaryDirectory(prefix="prunus-mutants-") as folder, ThreadPoolExecutor(jobs) as pool:
-        copies: queue.SimpleQueue[Path] = queue.SimpleQueue()
-        for number in range(jobs):
-            copies.put(copy_package(Path(folder) / str(number)))
+        workers: queue.SimpleQueue[Worker] = queue.SimpleQueue()
+        everyone = [Worker(Path(folder) / str(number)) for number in range(jobs)]
+        needed = sorted({test for mutant in drawn for test in tests_of(mutant.file)})
+        before = everyone[0].run(needed, {}, 10 * timeout, mutated=False)
+        if not before.passed:
+            raise SystemExit(f"The tests fail without any mutation: {before.by}")
+        for worker in everyone:
+            workers.put(worker)
 
-        def judge(mutant: Mutant) -> bool:
-            copy = copies.get()
-            target = copy / "prunus" / "theory" / mutant.file
-            original = target.read_text("utf8")
+        def judge(mutant: Mutant) -> Outcome:
+            worker = workers.get()
             try:
-                target.write_text(mutate(original, mutant.number), "utf8")
-                return run_tests(copy, tests_of(mutant.file), timeout)[0]
+                return worker.judge(mutant, before.durations, timeout)
             finally:
-                target.write_text(original, "utf8")
-                copies.put(copy)
+                workers.put(worker)
 
-        baseline = copies.get()
-        for tests in {tuple(tests_of(mutant.file)) for mutant in drawn}:
-            passed, output = run_tests(baseline, tests, timeout)
-            if not passed:
-                raise SystemExit(f"The tests {' '.join(tests)} fail without any mutation:\n{output}")
-        copies.put(baseline)
-        for done, (mutant, survived) in enumerate(zip(drawn, pool.map(judge, drawn)), 1):
-            if survived:
+        for done, (mutant, outcome) in enumerate(zip(drawn, pool.map(judge, drawn)), 1):
+            where = f"{mutant.file}:{mutant.line} {mutant.before!r} -> {mutant.after!r}"
+            if outcome.passed:
                 survivors.append(mutant)
-                print(f"  survived: {mutant.file}:{mutant.line} {mutant.before!r} -> {mutant.after!r}", flush=True)
+            print(f"{'SURVIVED' if outcome.passed else 'killed'} {where}: {outcome.by}", flush=True)
             if done % 10 == 0 or done == len(drawn):
                 print(f"{done} of {len(drawn)} mutants, {len(survivors)} survived", flush=True)
+        for worker in everyone:
+            worker.close()
     return survivors
 
 
@@ -324,11 +423,15 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=240, help="mutants to draw")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--timeout", type=float, default=240.0, help="seconds for one mutant's tests")
+    parser.add_argument("--timeout", type=float, default=120.0, help="seconds for one mutant's tests")
     parser.add_argument("--only", default="", help="subjects, separated by commas: tangent,tickets")
     parser.add_argument("--trial", action="store_true", help="print only, write no evidence")
     parser.add_argument("--list", action="store_true", help="print the mutants and stop")
+    parser.add_argument("--serve", default="", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.serve:
+        serve(options.serve)
+        return 0
     wanted = set(filter(None, options.only.split(",")))
     files = [p for p in sorted(THEORY.rglob("*.py")) if "checks" not in p.relative_to(THEORY).parts]
     files = [p for p in files if not wanted or subject_of(p.relative_to(THEORY).as_posix()) in wanted]

@@ -23,10 +23,14 @@ def line_chart(
     log_x: bool = False,
     log_y: bool = False,
     dashed: Sequence[str] = (),
+    x_step: float | None = None,
 ) -> None:
-    """Write one chart: named lines of (x, y) points, a legend at the right, optional logarithmic axes."""
+    """Write one chart: named lines of (x, y) points, a legend at the right, optional logarithmic axes.
+
+    `x_step` sets the distance of the ticks of x where the usual round steps do not suit (degrees).
+    """
     points = [point for line in series.values() for point in line]
-    x_axis = Axis([x for x, _ in points], log_x, LEFT, WIDTH - RIGHT)
+    x_axis = Axis([x for x, _ in points], log_x, LEFT, WIDTH - RIGHT, x_step)
     y_axis = Axis([y for _, y in points], log_y, HEIGHT - BOTTOM, TOP)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}"',
@@ -61,16 +65,19 @@ def line_chart(
 class Axis:
     """Maps values to pixels and knows its round ticks."""
 
-    def __init__(self, values: Sequence[float], log: bool, start: float, end: float) -> None:
+    def __init__(self, values: Sequence[float], log: bool, start: float, end: float, step: float | None = None) -> None:
         self.log, self.start, self.end = log, start, end
         low, high = min(values), max(values)
         if log:
-            low, high = math.floor(math.log10(low)), math.ceil(math.log10(high))
-            high = max(high, low + 1)
-            step = max(1, math.ceil((high - low) / 8))
-            self.ticks = [10.0**power for power in range(low, high + 1, step)]
+            low, high = math.log10(low), math.log10(high)
+            step = next(step for step in (1, 2, 5, 10, 20, 50, 100) if high - low <= 8 * step)
+            # The axis ends where the lines do, or at the next tick if that is close.
+            first, last = math.floor(low / step), math.ceil(high / step)
+            low = step * first if low - step * first < 0.15 * step else low
+            high = step * last if step * last - high < 0.15 * step else high
+            self.ticks = [10.0 ** (step * k) for k in range(first, last + 1) if low <= step * k <= high]
         else:
-            step = _round_step((high - low) or 1.0)
+            step = step or _round_step((high - low) or 1.0)
             low, high = math.floor(low / step) * step, math.ceil(high / step) * step
             self.ticks = [low + step * k for k in range(round((high - low) / step) + 1)]
         self.low, self.high = float(low), float(high) if high > low else float(low + step)
@@ -89,4 +96,4 @@ def _round_step(span: float) -> float:
 def _label(value: float) -> str:
     if value == 0 or 1e-3 <= abs(value) < 1e5:
         return f"{round(value, 10):g}"
-    return f"{value:.0e}".replace("e+0", "e").replace("e-0", "e-")
+    return f"{value:.0e}".replace("e+", "e").replace("e0", "e").replace("e-0", "e-")

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 from _svg import line_chart
 
 from prunus.theory import matrices
 
 
 def main() -> None:
-    bins = [2**k for k in range(3, 24)]
+    # Dense enough to show the steps of the exact bound: a load is a whole number, three times the mean is not.
+    bins = sorted({round(n) for n in np.geomspace(8, 1e7, 400)})
     series = {
         "provable n^-0.296": [(n, matrices.max_load_power(n)) for n in bins],
         "printed n^-1/3": [(n, matrices.max_load_power_printed(n)) for n in bins],

@@ -17,7 +17,7 @@ def main() -> None:
     series = {}
     for k in (0.001, 0.01, 0.1, 0.5):
         m = round(k * DIMENSION)
-        fractions = np.linspace(k, 0.98, 60)
+        fractions = k + (0.98 - k) * np.linspace(0.0, 1.0, 160) ** 2  # denser where the curves are steep
         epsilons = [swaps.theta_for_kept(DIMENSION, m, float(kept))["epsilon_swap"] for kept in fractions]
         series[f"k = {100 * k:g} %"] = list(zip(100 * fractions, epsilons))
     line_chart(

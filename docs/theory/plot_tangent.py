@@ -17,7 +17,9 @@ def main() -> None:
     """Write limiting-kernel.svg beside this file."""
     degrees = np.degrees(ANGLES)
     series = {
-        f"{depth} hidden layers": list(zip(degrees, tangent.limiting_kernel(ANGLES, depth)["limit"] / (depth + 1)))
+        f"{depth} hidden layer{'s' * (depth > 1)}": list(
+            zip(degrees, tangent.limiting_kernel(ANGLES, depth)["limit"] / (depth + 1))
+        )
         for depth in (1, 2, 3, 5)
     }
     printed = tangent.limiting_kernel_printed(ANGLES, 3)["limit"] / 4
@@ -29,6 +31,7 @@ def main() -> None:
         x_label="angle between the inputs (degrees)",
         y_label="kernel / (hidden layers + 1)",
         dashed=("3, as printed",),
+        x_step=30,
     )
 
 

@@ -30,7 +30,15 @@ def test_ids_are_in_the_order_of_the_ledger():
 
 @pytest.mark.parametrize(
     "asked, found",
-    [("K-2a", "K-2a"), ("K-2", "K-2a"), ("k-2a", "K-2a"), ("b-3", "B-3"), (" B-3 ", "B-3"), ("k-2B", "K-2b")],
+    [
+        ("K-2a", "K-2a"),
+        ("K-2", "K-2a"),
+        ("k-2", "K-2a"),
+        ("k-2a", "K-2a"),
+        ("b-3", "B-3"),
+        (" B-3 ", "B-3"),
+        ("k-2B", "K-2b"),
+    ],
 )
 def test_an_id_is_found_without_its_letter_and_in_any_case(asked, found):
     assert claims[asked].id == found

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib import resources
+from string import ascii_lowercase
 from typing import Any
 
 from prunus.errors import BadInput, UnknownName
@@ -82,7 +82,7 @@ class Claim:
 
 
 class Claims(Mapping[str, Claim]):
-    """All claims, in the order of the ledger. An id without its letter finds the "a": "K-2" is "K-2a"."""
+    """All claims, in the order of the ledger. An id without its letter finds the "a": "K-2" and "k-2" are "K-2a"."""
 
     @cached_property
     def _records(self) -> dict[str, Claim]:
@@ -95,8 +95,8 @@ class Claims(Mapping[str, Claim]):
         return dict(sorted(records.items(), key=lambda item: _order(item[0])))
 
     def __getitem__(self, key: str) -> Claim:
-        wanted = str(key).strip()
-        for candidate in (wanted, wanted.upper(), f"{wanted}a", f"{wanted[:1].upper()}{wanted[1:].lower()}"):
+        wanted = str(key).strip().capitalize()
+        for candidate in (wanted, f"{wanted}a"):
             if candidate in self._records:
                 return self._records[candidate]
         raise UnknownName("claim", key, self._records)
@@ -117,11 +117,8 @@ def _read(entry: dict[str, Any]) -> Claim:
 
 
 def _order(identifier: str) -> tuple[str, int, str]:
-    match = re.fullmatch(r"([A-Z])-(\d+)([a-z]?)", identifier)
-    if match is None:
-        return identifier, 0, ""
-    letter, number, suffix = match.groups()
-    return letter, int(number), suffix
+    letter, place = identifier.split("-")
+    return letter, int(place.rstrip(ascii_lowercase)), place
 
 
 claims = Claims()
