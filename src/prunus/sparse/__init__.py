@@ -14,16 +14,22 @@ from prunus.sparse._file import load, save
 from prunus.sparse._modules import BalancedLinear, SparseConv2d
 from prunus.sparse._onnx import export_onnx
 from prunus.sparse._packed import Packed, pack
+from prunus.sparse._permute import find_permutation, find_permuted_masks
 from prunus.sparse._plan import Row
+from prunus.sparse._recurrent import SparseLSTM, SparseLSTMCell
 
 __all__ = [
     "BalancedLinear",
     "Packed",
     "Row",
     "SparseConv2d",
+    "SparseLSTM",
+    "SparseLSTMCell",
     "compress",
     "explain",
     "export_onnx",
+    "find_permutation",
+    "find_permuted_masks",
     "load",
     "pack",
     "save",

@@ -18,6 +18,7 @@ from prunus.sparse._measure import Timing, compare
 from prunus.sparse._modules import BalancedLinear, PackedModule, SparseConv2d
 from prunus.sparse._packed import KINDS
 from prunus.sparse._plan import Plan, describe, install
+from prunus.sparse._recurrent import SparseLSTM, SparseLSTMCell
 
 LEAST_SPARSITY = 0.3  # below this share of zeros a layer is not tried unless it is named ...
 SMALL = 4096  # ... or so small that the saved overhead may pay
@@ -32,15 +33,17 @@ def compress(
     dtype: torch.dtype | None = None,
     *,
     fuse: bool = False,
+    permutations: Mapping[str, Tensor] | None = None,
 ) -> nn.Module:
-    """A copy for inference in which linear layers and 2-D convolutions with enough zeros run on packed weights.
+    """A copy for inference in which linear layers, 2-D convolutions and LSTMs with enough zeros run on packed weights.
 
     `masks` are applied to the copy first; without them the zeros of the weights count. `example` is an input (or a
     tuple of inputs) of the shape that matters: it decides on which shapes layers are timed. `select` is "measured"
     (replace what gains), "always" (replace whatever can be), or {layer: bool} to decide for some layers by hand.
     `dtype` stores the kept values as torch.float32 (the default), torch.bfloat16 or torch.int8. Batch norms that follow
     a replaced convolution are folded into it; with `fuse` ReLUs and residual sums run inside the layer before them, and
-    the copy is a `torch.fx` graph where the model can be traced. The copy is in evaluation mode.
+    the copy is a `torch.fx` graph where the model can be traced. `permutations` are orders of columns by layer, as
+    `find_permuted_masks` gives them. The copy is in evaluation mode.
     """
     _check_arguments(model, select, dtype)
     work = copy.deepcopy(model).eval()
@@ -50,15 +53,18 @@ def compress(
     wanted = _wanted(select, layers)
     shapes = _shapes(work, layers, example)
     norms = batch_norm_pairs(work)
+    orders = _orders(permutations, layers)
     plan, modules = Plan(fused=fuse), dict[str, nn.Module]()
     for name, layer in layers.items():
         decision = wanted.get(name, "always" if select == "always" else "measured")
-        sparsity = float((layer.weight == 0).float().mean()) if layer.weight.numel() else 0.0
-        hopeless = sparsity < LEAST_SPARSITY and (layer.weight.numel() > SMALL or name not in norms)
+        weights = [parameter for parameter in layer.parameters() if parameter.dim() > 1]
+        total = sum(weight.numel() for weight in weights)
+        sparsity = 1 - sum(int(weight.count_nonzero()) for weight in weights) / max(1, total)
+        hopeless = sparsity < LEAST_SPARSITY and (total > SMALL or name not in norms)
         if decision == "never" or (decision == "measured" and hopeless):
             plan.rows.append(make_row(name, layer, None, None))
             continue
-        packed = _replacement(name, layer, norms, work, dtype)
+        packed = _replacement(name, layer, norms, work, dtype, orders.get(name))
         norm = work.get_submodule(norms[name]) if name in norms else None
         timing = _time(layer, norm, packed, shapes.get(name), sparsity)
         if decision == "measured" and not timing.gains:
@@ -88,19 +94,21 @@ def _check_arguments(model: nn.Module, select: Any, dtype: Any) -> None:
         )
 
 
-def _candidates(model: nn.Module) -> dict[str, nn.Linear | nn.Conv2d]:
+def _candidates(model: nn.Module) -> dict[str, nn.Module]:
     """Layers that can be replaced: not those whose weight another module reads by itself."""
     inside = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
     closed = {id(child) for module in model.modules() if isinstance(module, inside) for child in module.modules()}
-    found: dict[str, nn.Linear | nn.Conv2d] = {}
+    found: dict[str, nn.Module] = {}
     for name, module in model.named_modules():
-        if type(module) not in (nn.Linear, nn.Conv2d) or id(module) in closed:
+        if type(module) not in (nn.Linear, nn.Conv2d, nn.LSTM, nn.LSTMCell) or id(module) in closed:
             continue
-        if module.weight.dtype != torch.float32:
-            raise BadInput(f"Layer {name!r} holds {module.weight.dtype}; sparse layers run float32: use model.float().")
-        if isinstance(module, nn.Conv2d) and not _supported(module):
+        kinds = {parameter.dtype for parameter in module.parameters()} - {torch.float32}
+        if kinds:
+            raise BadInput(f"Layer {name!r} holds {kinds.pop()}; sparse layers run float32: use model.float().")
+        unsupported = isinstance(module, nn.Conv2d) and not _supported(module)
+        if unsupported or (isinstance(module, nn.LSTM) and module.proj_size):
             continue
-        found[name] = module  # type: ignore[assignment]
+        found[name] = module
     return found
 
 
@@ -122,6 +130,13 @@ def _wanted(select: str | Mapping[str, bool], layers: Mapping[str, nn.Module]) -
             f"select names {unknown[0]!r}, which is not a layer that can be replaced here. Such are: {known}."
         )
     return {name: "always" if chosen else "never" for name, chosen in select.items()}
+
+
+def _orders(permutations: Mapping[str, Tensor] | None, layers: Mapping[str, nn.Module]) -> Mapping[str, Tensor]:
+    for name in permutations or {}:
+        if type(layers.get(name)) is not nn.Linear:
+            raise BadInput(f"A permutation is given for {name!r}, which is not a linear layer of this model.")
+    return permutations or {}
 
 
 def _shapes(model: nn.Module, layers: Mapping[str, nn.Module], example: Any) -> dict[str, tuple[int, ...]]:
@@ -152,11 +167,21 @@ def _shapes(model: nn.Module, layers: Mapping[str, nn.Module], example: Any) -> 
 
 
 def _replacement(
-    name: str, layer: nn.Linear | nn.Conv2d, norms: Mapping[str, str], model: nn.Module, dtype: torch.dtype | None
-) -> PackedModule:
+    name: str,
+    layer: nn.Module,
+    norms: Mapping[str, str],
+    model: nn.Module,
+    dtype: torch.dtype | None,
+    order: Tensor | None,
+) -> nn.Module:
     try:
         if isinstance(layer, nn.Linear):
-            return BalancedLinear.from_dense(layer, dtype=dtype)
+            return BalancedLinear.from_dense(layer, dtype=dtype, permutation=order)
+        if isinstance(layer, nn.LSTM):
+            return SparseLSTM.from_dense(layer, dtype)
+        if isinstance(layer, nn.LSTMCell):
+            return SparseLSTMCell.from_dense(layer, dtype)
+        assert isinstance(layer, nn.Conv2d)
         if name not in norms:
             return SparseConv2d.from_dense(layer, dtype=dtype)
         norm = model.get_submodule(norms[name])
@@ -169,21 +194,26 @@ def _replacement(
 
 
 def _time(
-    layer: nn.Linear | nn.Conv2d,
-    norm: nn.Module | None,
-    packed: PackedModule,
-    shape: tuple[int, ...] | None,
-    sparsity: float,
+    layer: nn.Module, norm: nn.Module | None, packed: nn.Module, shape: tuple[int, ...] | None, sparsity: float
 ) -> Timing:
-    """Measured for the shape the layer sees; without an example, for a batch of 8 or an image of 16 x 16.
+    """Measured for the shape the layer sees; without an example, for a batch of 8, 16 x 16 pixels or 16 steps.
 
     A batch norm that would be folded counts on the dense side.
     """
+    kind: tuple[Any, ...] = (type(layer).__name__, *(tuple(parameter.shape) for parameter in layer.parameters()))
     if isinstance(layer, nn.Linear):
         shape = shape or (8, layer.in_features)
-        kind: Any = ("linear", layer.in_features, layer.out_features, layer.bias is None)
-    else:
+    elif isinstance(layer, nn.Conv2d):
         shape = shape or (1, layer.in_channels, 16, 16)
-        kind = ("conv2d", Geometry.of(layer), layer.groups, layer.bias is None)
-    key = (kind, norm is None, packed.bank, packed.values.shape[0], packed.values.dtype, round(sparsity, 2))
+        kind = (*kind, Geometry.of(layer), layer.groups)
+    elif isinstance(layer, nn.LSTM):
+        shape = shape or ((8, 16, layer.input_size) if layer.batch_first else (16, 8, layer.input_size))
+        kind = (*kind, layer.batch_first, layer.bidirectional)
+    else:
+        assert isinstance(layer, nn.LSTMCell)
+        shape = shape or (8, layer.input_size)
+    parts = [part for part in packed.modules() if isinstance(part, PackedModule)]
+    formats = tuple((part.bank, tuple(part.values.shape), part.values.dtype) for part in parts)
+    permuted = getattr(packed, "permutation", None) is not None
+    key = (kind, norm is None, formats, permuted, round(sparsity, 2))
     return compare(layer if norm is None else nn.Sequential(layer, norm), packed, shape, key)

@@ -21,17 +21,30 @@ def explain(model: nn.Module) -> list[Row]:
     return list(plan_of(model).rows)
 
 
-def make_row(name: str, dense: nn.Linear | nn.Conv2d, packed: PackedModule | None, timing: Timing | None) -> Row:
-    """The row of a layer that was replaced, or (packed None) of one that stayed."""
-    weight = dense.weight
-    zeros = 1 - int(weight.count_nonzero()) / max(1, weight.numel())
-    extra = 0 if dense.bias is None else dense.bias.nbytes
-    size = weight.nbytes + extra
+def make_row(name: str, dense: nn.Module, module: nn.Module | None, timing: Timing | None) -> Row:
+    """The row of a layer that was replaced, or (module None) of one that stayed."""
+    weights = [parameter for parameter in dense.parameters() if parameter.dim() > 1]
+    kept = sum(int(weight.count_nonzero()) for weight in weights)
+    zeros = 1 - kept / max(1, sum(weight.numel() for weight in weights))
+    size = sum(parameter.nbytes for parameter in dense.parameters())
+    if module is not None and not isinstance(module, PackedModule):
+        parts = [part for part in module.modules() if isinstance(part, PackedModule)]
+        kind = str(parts[0].values.dtype).removeprefix("torch.")
+        bytes_now = sum(tensor.nbytes for tensor in module.state_dict().values())
+        row = (
+            name,
+            f"{type(module).__name__}, bank {parts[0].bank}, {kind}",
+            "one for each step",
+            zeros,
+            bytes_now,
+            size,
+        )
+        times = () if timing is None else (timing.shape, 1e6 * timing.ours, 1e6 * timing.dense, timing.gain)
+        return Row(*row, *times)
+    packed = module
     if packed is None:
-        row = (name, "dense", "torch", zeros, size, size)
-        if timing is None:
-            return Row(*row)
-        return Row(*row, timing.shape, 1e6 * timing.ours, 1e6 * timing.dense, timing.gain)
+        times = () if timing is None else (timing.shape, 1e6 * timing.ours, 1e6 * timing.dense, timing.gain)
+        return Row(name, "dense", "torch", zeros, size, size, *times)
     kind = str(packed.values.dtype).removeprefix("torch.")
     bytes_now = packed.packed.nbytes + (0 if packed.bias is None else packed.bias.nbytes)
     row = (name, f"bank {packed.bank}, {kind}", _kernel(packed, timing), zeros, bytes_now, size)

@@ -149,14 +149,26 @@ def _misplaced(model: nn.Module, name: str, spec: dict[str, Any]) -> str:
         found = f"linear {module.out_features} x {module.in_features}"
     elif isinstance(module, nn.Conv2d):
         found = f"conv2d {module.out_channels} x {module.in_channels} x {tuple(module.kernel_size)}"
+    elif isinstance(module, (nn.LSTM, nn.LSTMCell)):
+        kind, layers = ("lstm", module.num_layers) if isinstance(module, nn.LSTM) else ("lstm cell", 1)
+        both = isinstance(module, nn.LSTM) and module.bidirectional
+        found = f"{kind} {module.input_size} to {module.hidden_size}, {layers * (2 if both else 1)} cells"
     try:
-        wanted = f"linear {spec['rows']} x {spec['cols']}"
-        if spec["kind"] == "conv2d":
-            inputs, outputs, *kernel = spec["geometry"][:4]
-            wanted = f"conv2d {outputs} x {inputs} x {tuple(kernel)}"
-    except (KeyError, TypeError, ValueError) as error:
+        wanted = _name_kind(spec)
+    except (KeyError, TypeError, ValueError, IndexError) as error:
         raise _Unfit(f"its description lacks {error}") from None
     return "" if found == wanted else f"{wanted}, but the model has {found}"
+
+
+def _name_kind(spec: dict[str, Any]) -> str:
+    if spec["kind"] == "conv2d":
+        inputs, outputs, *kernel = spec["geometry"][:4]
+        return f"conv2d {outputs} x {inputs} x {tuple(kernel)}"
+    if spec["kind"] in ("lstm", "lstm cell"):
+        cells = spec["cells"] if spec["kind"] == "lstm" else [spec]
+        first = cells[0]
+        return f"{spec['kind']} {first['inputs']['cols']} to {first['state']['cols']}, {len(cells)} cells"
+    return f"linear {spec['rows']} x {spec['cols']}"
 
 
 def _fill(model: nn.Module, state: dict[str, Tensor], path: str | os.PathLike[str]) -> nn.Module:

@@ -71,17 +71,33 @@ class PackedModule(nn.Module):
 class BalancedLinear(PackedModule):
     """A linear layer on packed weights: (..., in_features) -> (..., out_features), float32.
 
-    The weights are frozen; gradients flow to the inputs and the bias.
+    The weights are frozen; gradients flow to the inputs and the bias. With a `permutation` the columns were packed in
+    that order and the inputs are read in it.
     """
 
-    def __init__(self, packed: Packed, bias: Tensor | None = None, relu: bool = False) -> None:
+    permutation: Tensor | None
+
+    def __init__(
+        self, packed: Packed, bias: Tensor | None = None, relu: bool = False, permutation: Tensor | None = None
+    ) -> None:
         super().__init__(packed, bias)
         self.relu = relu
+        if permutation is not None and not torch.equal(permutation.sort().values, torch.arange(packed.cols)):
+            raise BadInput(f"A permutation of {packed.cols} columns must name each of them once.")
+        self.register_buffer("permutation", permutation)
 
     @classmethod
-    def from_dense(cls, linear: nn.Linear, bank: int | None = None, dtype: torch.dtype | None = None) -> BalancedLinear:
-        """Pack what is not zero in `linear.weight`."""
-        return cls(pack(linear.weight, bank, dtype), linear.bias)
+    def from_dense(
+        cls,
+        linear: nn.Linear,
+        bank: int | None = None,
+        dtype: torch.dtype | None = None,
+        permutation: Tensor | None = None,
+    ) -> BalancedLinear:
+        """Pack what is not zero in `linear.weight`, its columns in the order of `permutation` where given."""
+        weight = linear.weight.detach()
+        weight = weight if permutation is None else weight[:, permutation]
+        return cls(pack(weight, bank, dtype), linear.bias, permutation=permutation)
 
     @property
     def in_features(self) -> int:
@@ -92,6 +108,9 @@ class BalancedLinear(PackedModule):
         return self.rows
 
     def forward(self, x: Tensor) -> Tensor:
+        order = self._buffers["permutation"]
+        if order is not None:
+            x = x.index_select(-1, order)
         if self.plain(x):
             return _ops.run_linear(self.packed, x, self._parameters["bias"], self.relu)
         return torch.ops.prunus.sparse_linear(x, self.bias, self.tensors(), self.rows, self.cols, self.bank, self.relu)

@@ -13,6 +13,7 @@ from prunus.sparse._geometry import Geometry
 from prunus.sparse._graph import fuse
 from prunus.sparse._modules import BalancedLinear, PackedModule, SparseConv2d
 from prunus.sparse._packed import Packed
+from prunus.sparse._recurrent import SparseLSTM, SparseLSTMCell
 
 VERSION = 1
 ATTRIBUTE = "prunus_plan"
@@ -65,18 +66,45 @@ def plan_of(model: nn.Module) -> Plan:
     return plan
 
 
-def describe(module: PackedModule) -> dict[str, Any]:
+def describe(module: nn.Module) -> dict[str, Any]:
     """What must be known, besides tensors, to build the module again."""
+    if isinstance(module, SparseLSTMCell):
+        return {"kind": "lstm cell", "inputs": describe(module.inputs), "state": describe(module.state)}
+    if isinstance(module, SparseLSTM):
+        cells = [describe(cell) for cell in module.cells]
+        return {"kind": "lstm", "cells": cells, "batch_first": module.batch_first, "both": module.bidirectional}
+    assert isinstance(module, PackedModule)
     spec: dict[str, Any] = {"rows": module.rows, "cols": module.cols, "bank": module.bank, "kind": "linear"}
     spec["bias"] = module.bias is not None
+    if isinstance(module, BalancedLinear):
+        spec["permuted"] = module.permutation is not None
     if isinstance(module, SparseConv2d):
         spec |= {"kind": "conv2d", "geometry": module.geometry.numbers()}
     return spec
 
 
-def build(spec: dict[str, Any], tensors: dict[str, Tensor]) -> PackedModule:
+def build(spec: dict[str, Any], tensors: dict[str, Tensor]) -> nn.Module:
     """The module a spec describes, over these tensors; raises BadInput where they do not fit together."""
+    if spec["kind"] == "lstm cell":
+        parts = [build(spec[part], _under(tensors, part)) for part in ("inputs", "state")]
+        if not all(isinstance(part, BalancedLinear) for part in parts) or parts[0].rows != parts[1].rows:
+            raise BadInput("its two matrices do not fit together")
+        return SparseLSTMCell(*parts)  # type: ignore[arg-type]
+    if spec["kind"] == "lstm":
+        cells = [build(cell, _under(tensors, f"cells.{number}")) for number, cell in enumerate(spec["cells"])]
+        if not cells or not all(isinstance(cell, SparseLSTMCell) for cell in cells):
+            raise BadInput("its cells are missing")
+        return SparseLSTM(cells, bool(spec["batch_first"]), bool(spec["both"]))  # type: ignore[arg-type]
+    return _build_packed(spec, tensors)
+
+
+def _under(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {name.removeprefix(f"{prefix}."): value for name, value in tensors.items() if name.startswith(f"{prefix}.")}
+
+
+def _build_packed(spec: dict[str, Any], tensors: dict[str, Tensor]) -> PackedModule:
     fields = [tensors.get(name) for name in ("values", "index", "schedule", "starts", "scale")]
+    permuted = bool(spec.get("permuted", False))
     if any(tensor is None for tensor in fields[:4]) or (spec["bias"] and "bias" not in tensors):
         raise BadInput("a tensor of the layer is missing")
     packed = Packed(int(spec["rows"]), int(spec["cols"]), int(spec["bank"]), *fields)  # type: ignore[arg-type]
@@ -91,7 +119,7 @@ def build(spec: dict[str, Any], tensors: dict[str, Tensor]) -> PackedModule:
             return SparseConv2d(packed, geometry, bias)
     if problem:
         raise BadInput(problem)
-    return BalancedLinear(packed, bias)
+    return BalancedLinear(packed, bias, permutation=tensors["permutation"] if permuted else None)
 
 
 def install(model: nn.Module, plan: Plan, modules: dict[str, nn.Module]) -> nn.Module:

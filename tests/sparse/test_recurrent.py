@@ -1,0 +1,70 @@
+"""Sparse LSTMs compute what torch's compute, in every layout, and travel through compress and files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import prunus
+from prunus.errors import BadInput
+from prunus.sparse import SparseLSTM, SparseLSTMCell, compress, load, save
+
+
+def pruned(module: nn.Module) -> nn.Module:
+    prunus.prune(module, 0.75, pattern="balanced:16")
+    return module.eval()
+
+
+@pytest.mark.parametrize("batch_first", [False, True])
+@pytest.mark.parametrize(("layers", "both", "bias"), [(1, False, True), (2, True, True), (1, True, False)])
+def test_agrees_with_torch(batch_first: bool, layers: int, both: bool, bias: bool) -> None:
+    torch.manual_seed(0)
+    dense = pruned(nn.LSTM(32, 48, layers, batch_first=batch_first, bidirectional=both, bias=bias))
+    fast = SparseLSTM.from_dense(dense)
+    x = torch.randn(3, 5, 32)
+    state = tuple(torch.randn(layers * (2 if both else 1), 3 if batch_first else 5, 48) for _ in range(2))
+    with torch.no_grad():
+        for given in (None, state):
+            (out, (h, c)), (expected, (eh, ec)) = fast(x, given), dense(x, given)
+            torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(h, eh, rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(c, ec, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(fast(x[0])[0], dense(x[0])[0], rtol=1e-4, atol=1e-5)
+
+
+def test_cell_agrees_with_torch() -> None:
+    dense = pruned(nn.LSTMCell(32, 16))
+    fast, x = SparseLSTMCell.from_dense(dense), torch.randn(3, 32)
+    with torch.no_grad():
+        state = dense(x)
+        torch.testing.assert_close(fast(x), state, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(fast(x, state), dense(x, state), rtol=1e-4, atol=1e-5)
+
+
+def test_a_classifier_travels_through_compress_and_a_file(tmp_path: Path) -> None:
+    model = prunus.models.make("bilstm:vocabulary=50").eval()
+    prunus.prune(model, 0.75, pattern="balanced:16", exclude=("fc",))
+    fast = compress(model, select={"lstm": True})
+    assert isinstance(fast.lstm, SparseLSTM)
+    tokens = torch.randint(1, 50, (4, 7))
+    save(fast, tmp_path / "net.safetensors")
+    with torch.device("meta"):
+        empty = prunus.models.make("bilstm:vocabulary=50")
+    again = load(tmp_path / "net.safetensors", empty)
+    with torch.no_grad():
+        torch.testing.assert_close(fast(tokens), model(tokens), rtol=1e-4, atol=1e-4)
+        assert torch.equal(again(tokens), fast(tokens))
+    with pytest.raises(BadInput, match="but the model has"):
+        load(tmp_path / "net.safetensors", prunus.models.make("lstm:vocabulary=50"))
+
+
+def test_refuses_projections_and_packed_sequences() -> None:
+    with pytest.raises(BadInput, match="projections"):
+        SparseLSTM.from_dense(nn.LSTM(8, 8, proj_size=4))
+    fast = SparseLSTM.from_dense(nn.LSTM(8, 8))
+    packed = nn.utils.rnn.pack_sequence([torch.randn(3, 8)])
+    with pytest.raises(BadInput, match="packed sequence"):
+        fast(packed)
