@@ -1,0 +1,287 @@
+"""`prunus study`: many prunings of a network, kept as they end."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+
+from prunus.cli.options import DataDir, Exclude, Json, Seed
+
+_Many = Parameter(consume_multiple=True, negative="")
+
+
+@Parameter(name="*")
+@dataclasses.dataclass(frozen=True)
+class Axes:
+    """What is varied; values may be separated by commas or spaces."""
+
+    data: Annotated[list[str] | None, _Many, Parameter(help="digits, mnist, cifar10, ... or package.module:name.")] = (
+        None
+    )
+    width: Annotated[list[str] | None, _Many, Parameter(help="Width factors; 1 unless given.")] = None
+    score: Annotated[list[str] | None, _Many, Parameter(help="magnitude, random, snip, grasp, synflow, wanda.")] = None
+    pattern: Annotated[
+        list[str] | None, _Many, Parameter(help="unstructured, balanced:B, N:M, kernels, channels, blocks:RxC.")
+    ] = None
+    sparsity: Annotated[list[str] | None, _Many, Parameter(help="Fractions of zeros; 0.5,0.8,0.9 unless given.")] = None
+    seeds: Annotated[int | None, Parameter(help="How many seeds, counted from --seed; 3 unless given.")] = None
+
+
+@Parameter(name="*")
+@dataclasses.dataclass(frozen=True)
+class Choices:
+    """What all cells share."""
+
+    weights: Annotated[Path | None, Parameter(help="Trained weights; without them each network is trained.")] = None
+    length: Annotated[str | None, Parameter(help="Training of the dense network, as in 10ep or 5000it.")] = None
+    lr: Annotated[float | None, Parameter(help="Learning rate of that training.")] = None
+    augment: Annotated[str | None, Parameter(help="none, crop-flip or resized-crop-flip.")] = None
+    finetune: Annotated[str | None, Parameter(help="Training after pruning, zeros held; none unless given.")] = None
+    finetune_lr: Annotated[float | None, Parameter(help="Learning rate of the fine-tune.")] = None
+    allocation: Annotated[str | None, Parameter(help="uniform, global, erk or lamp.")] = None
+    exclude: Exclude | None = None
+    certify: Annotated[int | None, Parameter(help="Test points certified with their neighbourhoods; 0: none.")] = None
+    radius: Annotated[float | None, Parameter(help="2-norm radius of these neighbourhoods.")] = None
+    kernel: Annotated[int | None, Parameter(help="Test points of the tangent kernel; 0: none.")] = None
+    compress: Annotated[bool | None, Parameter(help="Pack the pruned network and time it.")] = None
+    batch: Annotated[int | None, Parameter(help="Examples in the batch that is timed.")] = None
+    data_dir: DataDir = None
+
+
+@Parameter(name="*")
+@dataclasses.dataclass(frozen=True)
+class Running:
+    """Where and how the cells run."""
+
+    output: Annotated[Path, Parameter(alias="-o", help="Folder of the study; one that exists is continued.")] = Path(
+        "runs/study"
+    )
+    engine: Annotated[str, Parameter(help="local (processes on this machine) or ray (a cluster).")] = "local"
+    workers: Annotated[int | None, Parameter(help="Cells side by side; one for each core unless given.")] = None
+    yes: Annotated[bool, Parameter(negative="", help="Run a grid that is very large.")] = False
+    dry_run: Annotated[bool, Parameter(negative="", help="Say how many cells and how long, and stop.")] = False
+    export: Annotated[Path | None, Parameter(help="Also write the rows to this .csv or .parquet file.")] = None
+    columns: Annotated[list[str] | None, _Many, Parameter(help="Columns to print and export.")] = None
+
+
+def study(
+    *models: Annotated[str, Parameter(help="Zoo names or package.module:factory; several may be named.")],
+    grid: Annotated[Path | None, Parameter(help="TOML file with the axes and [settings]; options override it.")] = None,
+    axes: Axes | None = None,
+    choices: Choices | None = None,
+    running: Running | None = None,
+    seed: Seed = 0,
+    json: Json = False,
+) -> int:
+    """Run many prunings of a network and keep the results.
+
+    Each combination of network, data, score, pattern, sparsity and seed is a cell: it is trained or loaded, pruned,
+    perhaps fine-tuned, certified, compressed and timed. Cells that are in the folder already are not run again, so a
+    study that was stopped goes on where it was. Exit status 1 if a cell failed.
+
+    Example: `prunus study fc:64-300-100-10 --data digits --pattern unstructured,balanced:16 --sparsity 0.5,0.8,0.9
+    -o runs/digits`, then `prunus report runs/digits`
+    """
+    from prunus.study import Store, check_size, run_study
+    from prunus.study.store import NAME, check_columns
+
+    running = running or Running()
+    columns = _split(running.columns)
+    check_columns(columns)
+    cells = _grid(models, grid, axes, choices, seed).cells()
+    engine = _engine(running.engine, running.workers)
+    exists = (running.output / NAME).is_file()
+    with Store(running.output) if exists else contextlib.nullcontext() as old:
+        seconds = check_size(cells, old, engine.slots, running.yes or running.dry_run)
+        missing = len({cell.key for cell in cells} - (old.done() if old else set()))
+    if running.dry_run:
+        _plan(len(cells), missing, seconds, json)
+        return 0
+    with _display(quiet=json) as show:
+        progress = run_study(cells, running.output, engine=engine, show=show)
+    with Store(running.output) as store:
+        results = store.results({cell.key for cell in cells})
+        if running.export is not None:
+            store.export(running.export, columns)
+    _summary(results, running.output, columns, json)
+    return 1 if progress.failed else 0
+
+
+# ------------------------------------------------------------------------------------------------------- what is asked
+
+
+def _split(values: list[str] | None) -> list[str]:
+    return [part.strip() for value in values or () for part in value.split(",") if part.strip()]
+
+
+def _grid(models: tuple[str, ...], file: Path | None, axes: Axes | None, choices: Choices | None, seed: int) -> Any:
+    """The grid of the file, with what the command line says in its place."""
+    import tomllib
+
+    from prunus.errors import BadFile, BadInput
+    from prunus.study import Grid
+
+    content: dict[str, Any] = {"settings": {}}
+    if file is not None:
+        Grid.read(file)  # says what is wrong with the file itself
+        try:
+            content |= tomllib.loads(file.read_text("utf8"))
+        except OSError as error:
+            raise BadFile(f"The study {file} cannot be read: {error.strerror or error}.") from None
+    if models:
+        content["model"] = list(models)
+    elif "model" not in content:
+        raise BadInput("A study needs a network: name one, as in prunus study fc:64-300-100-10, or give --grid.")
+    if axes is not None:
+        content |= _axes(axes)
+    count = axes.seeds if axes else None
+    if "seed" not in content or count is not None:
+        content["seed"] = list(range(seed, seed + (3 if count is None else count)))
+    given = {name: value for name, value in vars(choices or Choices()).items() if value is not None}
+    given |= {name: str(given[name]) for name in ("weights", "data_dir") if name in given}
+    content["settings"] = content["settings"] | given
+    return Grid.from_mapping(content, "the command line")
+
+
+def _axes(axes: Axes) -> dict[str, Any]:
+    from prunus.errors import BadInput
+
+    if axes.seeds is not None and axes.seeds < 1:
+        raise BadInput(f"A study needs at least one seed, not {axes.seeds}.")
+    found: dict[str, Any] = {name: _split(getattr(axes, name)) for name in ("data", "score", "pattern")}
+    for name in ("width", "sparsity"):
+        try:
+            found[name] = [float(text) for text in _split(getattr(axes, name))]
+        except ValueError as error:
+            raise BadInput(f"The values of --{name} must be numbers: {error}.") from None
+    return {name: values for name, values in found.items() if values}
+
+
+def _engine(name: str, workers: int | None) -> Any:
+    from prunus.errors import UnknownName
+    from prunus.study import LocalEngine
+
+    if name == "local":
+        return LocalEngine(workers)
+    if name == "ray":
+        from prunus.study.cluster import RayEngine
+
+        return RayEngine(workers)
+    raise UnknownName("engine", name, ("local", "ray"))
+
+
+# ------------------------------------------------------------------------------------------------------ what is printed
+
+
+def _plan(cells: int, missing: int, seconds: float, json: bool) -> None:
+    from prunus.cli.output import console, print_json
+    from prunus.study.runner import words
+
+    if json:
+        print_json({"cells": cells, "missing": missing, "seconds": seconds})
+    else:
+        console().print(f"{cells} cells, {missing} not run yet: about {words(seconds)}.")
+
+
+@contextlib.contextmanager
+def _display(quiet: bool) -> Iterator[Callable[[Any], None] | None]:
+    """A live table on a terminal, a line for each cell elsewhere."""
+    if quiet:
+        yield None
+        return
+    from rich.console import Console
+    from rich.live import Live
+
+    err = Console(file=sys.stderr, highlight=False)
+    if err.is_terminal:
+        with Live(console=err, refresh_per_second=4, transient=True) as live:
+            yield lambda progress: live.update(_live(progress))
+        return
+    shown = 0
+
+    def lines(progress: Any) -> None:
+        nonlocal shown
+        ended = progress.done + progress.failed
+        for outcome in progress.latest[len(progress.latest) - min(ended - shown, len(progress.latest)) :]:
+            shown += 1
+            err.print(f"[{progress.cached + shown}/{progress.total}] {outcome.job.cell.title}: {_said(outcome)}", soft_wrap=True)
+        shown = ended
+
+    yield lines
+
+
+def _said(outcome: Any) -> str:
+    if outcome.error:
+        return f"failed: {outcome.error}"
+    record = outcome.record
+    words = [f"{record['accuracy']:.2%}"] if record.get("accuracy") is not None else []
+    words += [f"{record['speedup']:.2f} x faster"] if record.get("speedup") else []
+    words += [f"off by at most {record['bound']:.3g}"] if record.get("bound") is not None else []
+    return ", ".join([*words, f"{outcome.seconds:.1f} s"])
+
+
+def _live(progress: Any) -> Any:
+    """The latest cells, those under way, and a bar with the time left."""
+    from rich.console import Group
+    from rich.progress_bar import ProgressBar
+    from rich.table import Table
+    from rich.text import Text
+
+    from prunus.study.runner import words
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), title="study", title_justify="left")
+    for column in ("cell", "result"):
+        table.add_column(column, no_wrap=True)
+    for outcome in progress.latest:
+        table.add_row(outcome.job.cell.title, Text(_said(outcome), style="red" if outcome.error else ""))
+    for job in progress.running:
+        what = "training the dense network" if job.kind == "base" else "running"
+        table.add_row(Text(job.cell.title, style="dim"), Text(what, style="dim italic"))
+    ended = progress.cached + progress.done + progress.failed
+    left = progress.time_left
+    text = f"{ended} of {progress.total} cells"
+    text += f", {progress.failed} failed" if progress.failed else ""
+    text += f", about {words(left)} left" if left is not None else ", first cells under way"
+    return Group(table, ProgressBar(total=progress.total, completed=ended, width=60), Text(text))
+
+
+def _summary(results: list[Any], folder: Path, columns: list[str], json: bool) -> None:
+    from prunus.cli.output import console, print_json, print_table
+    from prunus.study.groups import grouped
+
+    failed = [result for result in results if result.status == "failed"]
+    if json:
+        rows = [{name: row[name] for name in columns or row} for row in (result.row for result in results)]
+        print_json({"folder": str(folder), "cells": len(results), "failed": len(failed), "rows": rows})
+        return
+    if columns:
+        print_table(columns, [[result.row[name] for name in columns] for result in results], left=())
+    else:
+        names = ["network", "data", "method", "sparsity", "accuracy", "dense", "faster", "smaller", "off by at most"]
+        print_table([*names, "seeds"], [_line(group) for group in grouped(results)], left=(0, 1, 2))
+    out = console()
+    for result in failed[:5]:
+        out.print(f"failed: {result.config['pattern']} {result.config['sparsity']:g}: {result.error}")
+    notes = {f"{name} {note}" for result in results for name, note in result.record.get("notes", {}).items()}
+    for note in sorted(notes)[:5]:
+        out.print(f"note: {note}")
+    out.print(f"{len(results) - len(failed)} cells done, {len(failed)} failed: {folder}")
+    out.print(f"see them on one page: prunus report {folder}")
+
+
+def _line(group: Any) -> list[Any]:
+    accuracy, spread = group.means.get("accuracy"), ""
+    if accuracy is not None and accuracy.deviation is not None:
+        spread = f" ± {accuracy.deviation:.2%}"
+    cells = [group.network, group.data, group.method, f"{group.sparsity:g}"]
+    cells.append(None if accuracy is None else f"{accuracy.value:.2%}{spread}")
+    dense, faster, smaller = group.mean("accuracy_dense"), group.mean("speedup"), group.smaller
+    cells.append(None if dense is None else f"{dense:.2%}")
+    cells += [None if value is None else f"{value:.2f} x" for value in (faster, smaller)]
+    return [*cells, group.mean("bound"), len(group.results)]

@@ -1,0 +1,181 @@
+"""Where cells run. An engine takes jobs and hands back outcomes in the order they end.
+
+`LocalEngine` keeps worker processes on this machine; `RayEngine` (in `cluster`) uses a Ray cluster. Both run the same
+`worker.perform`, so the results are the same. A worker that dies is replaced and its job runs again, at most
+`RETRIES` times.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from prunus.errors import BadInput
+from prunus.study.grid import Cell
+
+RETRIES = 2
+
+
+@dataclass(frozen=True)
+class Job:
+    """Train a dense network ("base") or measure a pruned one ("cell"); `weights` is the dense network's file."""
+
+    kind: str
+    cell: Cell
+    weights: Path
+    base: Mapping[str, Any] | None = None
+    attempt: int = 0
+
+    def message(self) -> dict[str, Any]:
+        return {
+            "kind": self.kind,
+            "cell": self.cell.to_dict(),
+            "data_dir": self.cell.settings.data_dir,
+            "weights": str(self.weights),
+            "base": self.base,
+        }
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a job: a record, or an error in one line."""
+
+    job: Job
+    record: Mapping[str, Any] | None
+    error: str | None
+    seconds: float
+
+
+class Engine(Protocol):
+    """Runs jobs side by side."""
+
+    slots: int
+
+    def submit(self, job: Job) -> None:
+        """Put a job at the end of the queue."""
+        ...
+
+    def running(self) -> list[Job]:
+        """The jobs under way."""
+        ...
+
+    def wait(self, seconds: float) -> list[Outcome]:
+        """Outcomes that have arrived, after waiting for one at most so long."""
+        ...
+
+    def close(self) -> None:
+        """Stop whatever runs."""
+        ...
+
+
+class LocalEngine:
+    """Processes on this machine, started when there is work for them."""
+
+    def __init__(self, workers: int | None = None) -> None:
+        if workers is not None and workers < 1:
+            raise BadInput(f"A study needs at least one worker, not {workers}.")
+        self.slots = workers or max(1, len(os.sched_getaffinity(0)))
+        self._queue: deque[Job] = deque()
+        self._workers: dict[subprocess.Popen[str], Job | None] = {}
+        self._ready = selectors.DefaultSelector()
+
+    def submit(self, job: Job) -> None:
+        self._queue.append(job)
+
+    def running(self) -> list[Job]:
+        return [job for job in self._workers.values() if job is not None]
+
+    def wait(self, seconds: float) -> list[Outcome]:
+        self._feed()
+        outcomes = []
+        for key, _ in self._ready.select(seconds if self.running() else 0):
+            outcome = self._collect(key.data)
+            if outcome is not None:
+                outcomes.append(outcome)
+        return outcomes
+
+    def close(self) -> None:
+        for worker in self._workers:
+            worker.kill()
+        for worker in self._workers:
+            worker.wait()
+            _close_pipes(worker)
+        self._workers.clear()
+        self._ready.close()
+
+    # ------------------------------------------------------------------------------------------------------- processes
+
+    def _feed(self) -> None:
+        """Give every idle worker a job; start workers while there are jobs and free places."""
+        for worker, job in list(self._workers.items()):
+            if job is None and self._queue:
+                self._give(worker)
+        while self._queue and len(self._workers) < self.slots:
+            self._give(self._start())
+
+    def _start(self) -> subprocess.Popen[str]:
+        paths = [path for path in (os.getcwd(), *sys.path) if path]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
+        worker = subprocess.Popen(
+            [sys.executable, "-m", "prunus.study.worker"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
+            start_new_session=True,  # a Ctrl-C in the terminal reaches the engine, which decides
+        )
+        self._workers[worker] = None
+        assert worker.stdout is not None
+        self._ready.register(worker.stdout, selectors.EVENT_READ, worker)
+        return worker
+
+    def _give(self, worker: subprocess.Popen[str]) -> None:
+        job = self._queue.popleft()
+        self._workers[worker] = job
+        assert worker.stdin is not None
+        try:
+            worker.stdin.write(json.dumps(job.message()) + "\n")
+            worker.stdin.flush()
+        except BrokenPipeError:
+            return  # it has died; `wait` sees the end of its output and runs the job again
+
+    def _collect(self, worker: subprocess.Popen[str]) -> Outcome | None:
+        assert worker.stdout is not None
+        line, job = worker.stdout.readline(), self._workers[worker]
+        if not line.endswith("\n"):
+            return self._bury(worker, job)
+        self._workers[worker] = None
+        assert job is not None
+        reply = json.loads(line)
+        return Outcome(job, reply.get("record"), reply.get("error"), reply.get("seconds", 0.0))
+
+    def _bury(self, worker: subprocess.Popen[str], job: Job | None) -> Outcome | None:
+        """A worker has died: forget it, and run its job again or give up on it."""
+        self._ready.unregister(worker.stdout)  # type: ignore[arg-type]
+        status = worker.wait()
+        _close_pipes(worker)
+        del self._workers[worker]
+        if job is None:
+            return None
+        if job.attempt < RETRIES:
+            self._queue.appendleft(replace(job, attempt=job.attempt + 1))
+            return None
+        how = f"signal {-status}" if status < 0 else f"status {status}"
+        return Outcome(job, None, f"The process that ran this cell died {RETRIES + 1} times ({how}).", 0.0)
+
+
+def _close_pipes(worker: subprocess.Popen[str]) -> None:
+    for pipe in (worker.stdin, worker.stdout):
+        if pipe is not None:
+            try:
+                pipe.close()
+            except BrokenPipeError:
+                continue  # what was left in the buffer went to a process that is gone

@@ -1,0 +1,242 @@
+"""What a study runs: a grid of cells, each with a key that depends on everything that decides its result.
+
+grid = Grid(model=("fc:64-300-100-10",), data=("digits",), pattern=("unstructured", "balanced:16"),
+            sparsity=(0.5, 0.9), seed=(0, 1, 2), settings=Settings(length="10ep"))
+grid.cells()                       # one for each combination that exists
+Grid.read("study.toml")            # the same from a file
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import tomllib
+import typing
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from prunus.contract import Duration, check_sparsity
+from prunus.errors import BadFile, BadInput, UnknownName
+
+AXES = ("model", "width", "data", "score", "pattern", "sparsity", "seed")
+_KEY = 16
+"""Hexadecimal digits of a key."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What all cells of a study share.
+
+    weights      file with trained weights; without one, each network is trained for `length`
+    length       training of the dense network, "10ep" or "5000it"; lr, batch_size and augment as in `FitConfig`
+    finetune     training after pruning with the masks held; "0ep" leaves it out
+    allocation   how the zeros are shared between layers; exclude: layers that are never pruned
+    certify      how many test points are certified with their neighbourhoods of 2-norm `radius`; 0 leaves it out
+    kernel       how many test points the tangent kernel is computed on; 0 leaves it out
+    compress     pack the pruned network and time it against the dense one on a batch of `batch`
+    data_dir     folder of the public data sets; where it lies does not change a cell's key
+    """
+
+    weights: str = ""
+    length: str = "10ep"
+    lr: float = 0.05
+    batch_size: int = 64
+    augment: str = "none"
+    finetune: str = "0ep"
+    finetune_lr: float = 0.01
+    allocation: str = "uniform"
+    exclude: tuple[str, ...] = ()
+    certify: int = 8
+    radius: float = 0.1
+    kernel: int = 24
+    compress: bool = True
+    batch: int = 1
+    data_dir: str = ""
+
+    def __post_init__(self) -> None:
+        for text in (self.length, self.finetune):
+            Duration.parse(text)
+        for name in ("certify", "kernel"):
+            if getattr(self, name) < 0:
+                raise BadInput(f"The setting {name} is {getattr(self, name)}: it counts test points, 0 or more.")
+        if self.batch < 1 or self.batch_size < 1:
+            raise BadInput("The settings batch and batch_size count examples: they must be at least 1.")
+        if not self.radius > 0:
+            raise BadInput(f"The setting radius is {self.radius}: it must be a positive length.")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One pruning of one network: what is asked for, and nothing that was measured."""
+
+    model: str
+    width: float
+    data: str
+    score: str
+    pattern: str
+    sparsity: float
+    seed: int
+    settings: Settings = field(default_factory=Settings)
+
+    @property
+    def key(self) -> str:
+        """Hash of everything that decides the result."""
+        return _hash(self.to_dict() | {"weights_hash": _content(self.settings.weights)})
+
+    @property
+    def base(self) -> str:
+        """Key of the dense network the cell starts from; cells that differ only in the pruning share it."""
+        wanted = ("weights", "length", "lr", "batch_size", "augment", "kernel")
+        settings = {name: getattr(self.settings, name) for name in wanted}
+        if self.settings.weights:
+            settings |= {"length": "", "lr": 0, "batch_size": 0, "augment": ""}
+        seed = 0 if self.settings.weights else self.seed
+        network = {"model": self.model, "width": self.width, "data": self.data, "seed": seed}
+        return _hash(network | settings | {"weights_hash": _content(self.settings.weights)})
+
+    @property
+    def title(self) -> str:
+        return f"{self.network} {self.data} {self.score} {self.pattern} {self.sparsity:g} seed {self.seed}"
+
+    @property
+    def network(self) -> str:
+        return self.model if self.width == 1 else f"{self.model} width {self.width:g}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON, without what does not decide the result."""
+        record = dataclasses.asdict(self)
+        record["settings"].pop("data_dir")
+        record["settings"]["exclude"] = list(self.settings.exclude)
+        return record
+
+    @classmethod
+    def from_dict(cls, record: Mapping[str, Any], data_dir: str = "") -> Cell:
+        """The inverse of `to_dict`; where the data lies is given anew."""
+        settings = dict(record["settings"])
+        settings["exclude"] = tuple(settings["exclude"])
+        axes = {name: record[name] for name in AXES}
+        return cls(**axes, settings=Settings(**settings, data_dir=data_dir))
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The product of its axes. A pattern N:M has one sparsity of its own, so it adds one cell for each other choice."""
+
+    model: tuple[str, ...]
+    data: tuple[str, ...] = ("digits",)
+    width: tuple[float, ...] = (1.0,)
+    score: tuple[str, ...] = ("magnitude",)
+    pattern: tuple[str, ...] = ("unstructured",)
+    sparsity: tuple[float, ...] = (0.5, 0.8, 0.9)
+    seed: tuple[int, ...] = (0, 1, 2)
+    settings: Settings = field(default_factory=Settings)
+
+    def __post_init__(self) -> None:
+        from prunus.pruning import patterns, scores
+
+        for axis in AXES:
+            values = getattr(self, axis)
+            if not values:
+                raise BadInput(f"The grid is empty: give at least one value for {axis}.")
+            object.__setattr__(self, axis, tuple(dict.fromkeys(values)))
+        for value in self.sparsity:
+            check_sparsity(value, " of the grid")
+        for name in self.score:
+            scores.parse(name)
+        for name in self.pattern:
+            patterns.parse(name)
+
+    def cells(self) -> list[Cell]:
+        """Every cell once, those that share a dense network next to each other."""
+        found: dict[Cell, None] = {}
+        axes = (self.model, self.width, self.data, self.seed, self.score, self.pattern)
+        for model, width, data, seed, score, pattern in product(*axes):
+            for sparsity in _sparsities(pattern, self.sparsity):
+                found[Cell(model, float(width), data, score, pattern, sparsity, int(seed), self.settings)] = None
+        return list(found)
+
+    @classmethod
+    def read(cls, path: str | os.PathLike[str]) -> Grid:
+        """A grid from a TOML file: the axes at the top (one value or a list), the rest under [settings]."""
+        try:
+            content = tomllib.loads(Path(path).read_text("utf8"))
+        except OSError as error:
+            raise BadFile(f"The study {path} cannot be read: {error.strerror or error}.") from None
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise BadFile(f"The study {path} is not TOML: {error}.") from None
+        return cls.from_mapping(content, str(path))
+
+    @classmethod
+    def from_mapping(cls, content: Mapping[str, Any], where: str = "the study") -> Grid:
+        """A grid from axes and settings by name; every value is checked against the type of its field."""
+        given = dict(content)
+        settings = given.pop("settings", {})
+        if not isinstance(settings, Mapping):
+            raise BadInput(f"In {where}, settings must be a table of names and values.")
+        if "model" not in given:
+            raise BadInput(f"In {where} the axis model is missing: name at least one network.")
+        axes = {name: _values(cls, name, value, where) for name, value in given.items()}
+        fields = {name: _value(Settings, name, value, where) for name, value in settings.items()}
+        return cls(**axes, settings=Settings(**fields))
+
+
+def _sparsities(pattern: str, asked: Iterable[float]) -> list[float]:
+    from prunus.pruning import patterns
+
+    shape = patterns.parse(pattern)
+    if isinstance(shape, patterns.NM):
+        return [1 - shape.n / shape.m]
+    return [float(value) for value in asked]
+
+
+def _values(owner: type, name: str, value: Any, where: str) -> tuple[Any, ...]:
+    if name not in AXES:
+        raise UnknownName(f"axis in {where}", name, (*AXES, "settings"))
+    kind = typing.get_args(typing.get_type_hints(owner)[name])[0]
+    items = value if isinstance(value, (list, tuple)) else [value]
+    return tuple(_checked(item, kind, name, where) for item in items)
+
+
+def _value(owner: type, name: str, value: Any, where: str) -> Any:
+    hints = typing.get_type_hints(owner)
+    if name not in hints:
+        raise UnknownName(f"setting in {where}", name, hints)
+    if typing.get_origin(hints[name]) is tuple:
+        items = [value] if isinstance(value, str) else value
+        return tuple(_checked(item, str, name, where) for item in items)
+    return _checked(value, hints[name], name, where)
+
+
+def _checked(value: Any, kind: type, name: str, where: str) -> Any:
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        value = float(value)
+    if not isinstance(value, kind) or (kind is not bool and isinstance(value, bool)):
+        words = {str: "text", float: "a number", int: "a whole number", bool: "true or false"}
+        raise BadInput(f"In {where}, {name} must be {words.get(kind, kind)}, not {value!r}.")
+    return value
+
+
+def _hash(record: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()[:_KEY]
+
+
+_CONTENTS: dict[tuple[str, int, int], str] = {}
+
+
+def _content(path: str) -> str:
+    """Hash of a weights file's bytes: a file that was trained again is another network."""
+    if not path:
+        return ""
+    try:
+        state = os.stat(path)
+        known = (os.path.realpath(path), state.st_mtime_ns, state.st_size)
+        if known not in _CONTENTS:
+            _CONTENTS[known] = hashlib.sha256(Path(path).read_bytes()).hexdigest()
+    except OSError as error:
+        raise BadFile(f"The weights file {path} cannot be read: {error.strerror or error}.") from None
+    return _CONTENTS[known]

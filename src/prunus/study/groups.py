@@ -1,0 +1,91 @@
+"""Cells that differ only in the seed, taken together: means, spreads, and which groups nothing beats."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from prunus.study.store import MEASURED, Result
+
+AXES = ("model", "width", "data", "score", "pattern", "sparsity")
+
+
+@dataclass(frozen=True)
+class Mean:
+    """A mean over seeds with its standard deviation (None for one seed) and the number of values."""
+
+    value: float
+    deviation: float | None
+    count: int
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Mean:
+        spread = statistics.stdev(values) if len(values) > 1 else None
+        return cls(statistics.fmean(values), spread, len(values))
+
+
+@dataclass(frozen=True)
+class Group:
+    """One configuration over its seeds; `results` are its cells in the order of their seeds."""
+
+    model: str
+    width: float
+    data: str
+    score: str
+    pattern: str
+    sparsity: float
+    results: tuple[Result, ...]
+    means: dict[str, Mean] = field(default_factory=dict)
+
+    def mean(self, column: str) -> float | None:
+        found = self.means.get(column)
+        return None if found is None else found.value
+
+    @property
+    def smaller(self) -> float | None:
+        """How many times smaller the packed file is than the dense one."""
+        now, before = self.mean("bytes"), self.mean("bytes_dense")
+        return before / now if now and before else None
+
+    @property
+    def network(self) -> str:
+        return self.model if self.width == 1 else f"{self.model} width {self.width:g}"
+
+    @property
+    def method(self) -> str:
+        return self.pattern if self.score == "magnitude" else f"{self.score}, {self.pattern}"
+
+
+def grouped(results: Iterable[Result]) -> list[Group]:
+    """Finished cells by everything but the seed, in the order of the store."""
+    found: dict[tuple[Any, ...], list[Result]] = {}
+    for result in results:
+        if result.status == "done":
+            found.setdefault(tuple(result.config[axis] for axis in AXES), []).append(result)
+    return [Group(**dict(zip(AXES, key)), results=tuple(ms), means=_means(ms)) for key, ms in found.items()]
+
+
+def _means(members: Sequence[Result]) -> dict[str, Mean]:
+    means = {}
+    for column in MEASURED:
+        values = [member.record.get(column) for member in members]
+        numbers = [float(value) for value in values if value is not None and math.isfinite(value)]
+        if numbers:
+            means[column] = Mean.of(numbers)
+    return means
+
+
+def pareto(groups: Sequence[Group]) -> list[Group]:
+    """Groups that no other beats in accuracy and speed at once, the fastest first."""
+    ordered = sorted(
+        (group for group in groups if group.mean("accuracy") is not None and group.mean("speedup") is not None),
+        key=lambda group: (-(group.mean("speedup") or 0.0), -(group.mean("accuracy") or 0.0)),
+    )
+    front: list[Group] = []
+    for group in ordered:
+        if not front or (group.mean("accuracy") or 0.0) > (front[-1].mean("accuracy") or 0.0):
+            front.append(group)
+    return front

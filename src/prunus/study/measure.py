@@ -1,0 +1,334 @@
+"""What one cell measures. Everything here runs in a worker: plain data in, plain data out.
+
+`train_base` makes the dense network that cells share; `run_cell` prunes it and measures. A measurement that does not
+apply (a room that is not installed, an operation without a rule) leaves a sentence in `record["notes"]`; the other
+measurements go on.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import platform
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from prunus import __version__
+from prunus.contract import Duration, Masks
+from prunus.errors import BadInput, PrunusError
+from prunus.pruning import find_masks, summarise
+from prunus.study import pictures
+from prunus.study.grid import Cell
+from prunus.study.theory import predicted_energy
+from prunus.study.timing import in_turn
+
+SMALL = 200_000
+"""Up to so many weights the linear relaxation and the ball around all test points are computed too."""
+_LOOKING = ("snip", "grasp", "synflow", "wanda")
+_SENSITIVE = 512
+
+
+def train_base(cell: Cell) -> tuple[bytes, dict[str, Any]]:
+    """The dense network of a cell: its weights as safetensors bytes, and what is known about it."""
+    from safetensors.torch import save
+
+    from prunus.training import FitConfig, evaluate, fit
+
+    _quiet(cell.seed)
+    started = time.perf_counter()
+    settings, model = cell.settings, build(cell)
+    test = load(cell, "test")
+    record: dict[str, Any] = {"versions": versions(), "notes": {}, "history": []}
+    if settings.weights:
+        from prunus.models import load_weights
+
+        load_weights(model, settings.weights)
+    elif Duration.parse(settings.length).amount > 0:
+        config = FitConfig(
+            lr=settings.lr,
+            batch_size=settings.batch_size,
+            augment=settings.augment,
+            seed=cell.seed,
+            progress=False,
+        )
+        history = fit(model, load(cell, "train"), length=settings.length, config=config)
+        record["history"] = [{"epoch": row.epoch, "loss": row.loss, "accuracy": row.accuracy} for row in history]
+    model.eval()
+    loss, accuracy = evaluate(model, test)
+    record |= {"loss": loss, "accuracy": accuracy, "parameters": sum(p.numel() for p in model.parameters())}
+    _attempt(record, "weights", lambda: {"weights": pictures.weights(model)})
+    if settings.kernel:
+        _attempt(record, "kernel", lambda: {"kernel": _kernel_of(model, None, _points(test, settings.kernel))})
+    body = save({name: value.detach().contiguous().clone() for name, value in model.state_dict().items()})
+    record |= {"bytes": stored_bytes(model), "seconds": time.perf_counter() - started}
+    return body, record
+
+
+def run_cell(cell: Cell, weights: bytes, base: dict[str, Any]) -> dict[str, Any]:
+    """Prune the dense network of this cell and measure: one flat record, with layers and pictures inside."""
+    _quiet(cell.seed)
+    settings = cell.settings
+    dense = restored(cell, weights)
+    test = load(cell, "test")
+    masks = _masks(cell, dense)
+    record: dict[str, Any] = {"notes": {}, "versions": versions(), "realised_sparsity": masks.sparsity}
+    record |= {"accuracy_dense": base["accuracy"], "loss_dense": base["loss"]}
+    pruned = masks.apply_(copy.deepcopy(dense))
+    record |= _quality(cell, pruned, masks, test)
+    layers = _layers(cell, dense, masks, test)
+    record |= _totals(layers)
+    record["masks"] = pictures.masks(dense, masks)
+    if settings.certify:
+        _attempt(record, "certificate", lambda: _certificate(cell, dense, pruned, masks, test, layers))
+    if settings.kernel:
+        _attempt(record, "kernel", lambda: _kernel(cell, base, pruned, test))
+    if settings.compress:
+        _attempt(record, "compress", lambda: _compressed(cell, dense, pruned, test, layers))
+    return record | {"layers": layers, "bytes_dense": base["bytes"]}
+
+
+# ----------------------------------------------------------------------------------------------------- network and data
+
+
+def build(cell: Cell) -> nn.Module:
+    """A new network of the cell's name, width and seed."""
+    from prunus import models
+
+    if cell.model.partition(":")[0] in models.names():
+        return models.make(cell.model, width=cell.width, seed=cell.seed)
+    if cell.width != 1:
+        raise BadInput(f"The model {cell.model!r} is not of the zoo and has no width factor: leave width at 1.")
+    return models.resolve(cell.model)
+
+
+def restored(cell: Cell, weights: bytes) -> nn.Module:
+    """The dense network with the weights that `train_base` returned."""
+    from safetensors.torch import load as parse
+
+    model = build(cell)
+    model.load_state_dict(parse(weights))
+    return model.eval()
+
+
+def load(cell: Cell, split: str) -> Any:
+    from prunus.data import load as read
+
+    return read(cell.data, split=split, folder=cell.settings.data_dir or None)
+
+
+def stored_bytes(model: nn.Module) -> int:
+    """Bytes of all tensors that a file of this model holds, each once."""
+    tensors = {id(value): value for value in model.state_dict(keep_vars=True).values()}
+    return sum(value.nbytes for value in tensors.values())
+
+
+def versions() -> dict[str, str]:
+    return {
+        "prunus": __version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+        "threads": str(torch.get_num_threads()),
+    }
+
+
+def _quiet(seed: int) -> None:
+    """One thread, so that sums are taken in the same order however many cells run side by side."""
+    torch.set_num_threads(1)
+    torch.manual_seed(seed)
+
+
+def _points(data: Any, count: int) -> Tensor:
+    """The first inputs of a data set, in one tensor."""
+    return torch.stack([data[index][0] for index in range(min(count, len(data)))])
+
+
+def _attempt(record: dict[str, Any], name: str, measure: Callable[[], dict[str, Any]]) -> None:
+    """Add what a measurement gives, or say in one sentence why it is not there."""
+    try:
+        record |= measure()
+    except PrunusError as error:
+        record["notes"][name] = f"not available: {error}"
+    except ImportError as error:
+        record["notes"][name] = f"not available in this installation: {error.name or 'a module'} is missing something."
+
+
+# ----------------------------------------------------------------------------------------------------- the measurements
+
+
+def _masks(cell: Cell, dense: nn.Module) -> Masks:
+    return find_masks(
+        dense,
+        cell.sparsity,
+        score=cell.score,
+        pattern=cell.pattern,
+        allocation=cell.settings.allocation,
+        exclude=cell.settings.exclude,
+        data=load(cell, "train") if cell.score in _LOOKING else None,
+        seed=cell.seed,
+    )
+
+
+def _quality(cell: Cell, pruned: nn.Module, masks: Masks, test: Any) -> dict[str, Any]:
+    """Loss and accuracy right after pruning, and again after the fine-tune where there is one."""
+    from prunus.training import FitConfig, evaluate, fit
+
+    settings = cell.settings
+    loss, accuracy = evaluate(pruned, test)
+    found = {"accuracy_pruned": accuracy, "loss_pruned": loss, "accuracy": accuracy, "loss": loss}
+    if Duration.parse(settings.finetune).amount > 0:
+        config = FitConfig(
+            lr=settings.finetune_lr,
+            batch_size=settings.batch_size,
+            augment=settings.augment,
+            seed=cell.seed + 1,
+            progress=False,
+        )
+        fit(pruned, load(cell, "train"), length=settings.finetune, config=config, masks=masks)
+        pruned.eval()
+        loss, accuracy = evaluate(pruned, test)
+        found |= {"accuracy": accuracy, "loss": loss}
+    return found
+
+
+def _layers(cell: Cell, dense: nn.Module, masks: Masks, test: Any) -> list[dict[str, Any]]:
+    """For each layer: what is kept, energy removed and predicted, multiply-adds, and the loss it costs alone."""
+    from torch.utils.data import Subset
+
+    from prunus.training import evaluate
+
+    part = Subset(test, range(min(_SENSITIVE, len(test))))
+    before, _ = evaluate(dense, part)
+    rows = []
+    for row in summarise(dense, masks, _points(test, 1)):
+        alone = Masks({row.name: masks[row.name]}).apply_(copy.deepcopy(dense))
+        after, _ = evaluate(alone, part)
+        rows.append(
+            {
+                "name": row.name,
+                "shape": list(row.shape),
+                "total": row.total,
+                "kept": row.kept,
+                "sparsity": row.sparsity,
+                "energy_removed": row.energy_removed,
+                "energy_predicted": predicted_energy(cell.score, cell.pattern, row.sparsity, row.total),
+                "energy": float(dense.get_parameter(row.name).detach().double().square().sum()),
+                "mac_dense": row.multiply_adds,
+                "mac_kept": row.multiply_adds_kept,
+                "sensitivity": after - before,
+            }
+        )
+    return rows
+
+
+def _totals(layers: list[dict[str, Any]]) -> dict[str, Any]:
+    """Sums over the pruned layers; energies are weighed by what each layer holds."""
+    energy = math.fsum(row["energy"] for row in layers) or 1.0
+    found: dict[str, Any] = {
+        "energy_removed": math.fsum(row["energy_removed"] * row["energy"] for row in layers) / energy
+    }
+    if all(row["energy_predicted"] is not None for row in layers):
+        found["energy_predicted"] = math.fsum(row["energy_predicted"] * row["energy"] for row in layers) / energy
+    for name in ("mac_dense", "mac_kept"):
+        if all(row[name] is not None for row in layers):
+            found[name] = sum(row[name] for row in layers)
+    return found
+
+
+def _certificate(
+    cell: Cell, dense: nn.Module, pruned: nn.Module, masks: Masks, test: Any, layers: list[dict[str, Any]]
+) -> dict[str, Any]:
+    """Bounds near test points, and on small networks also in the ball that holds all of these points' set."""
+    from prunus.certificates import AttackSettings, Ball, CertifyOptions, Samples, certify
+
+    settings, points = cell.settings, _points(test, cell.settings.certify)
+    small = sum(row["total"] for row in layers) <= SMALL
+    options = CertifyOptions(seconds=120.0 if small else 0.0)
+    attack = AttackSettings(starts=max(16, len(points)), steps=40)
+    near = Samples(points, radius=settings.radius)
+    found = certify(dense, pruned, near, attack=attack, seed=cell.seed, options=options)
+    record: dict[str, Any] = {"bound": found.bound, "attained": found.attained, "certificate_method": found.method}
+    record["certificate_methods"] = {name: value for name, value in found.methods.items() if math.isfinite(value)}
+    record["output_size"] = float(torch.linalg.vector_norm(dense(points).detach(), dim=1).mean())
+    norms = {f"{layer.name}.weight": layer for layer in found.layers}
+    for row in layers:
+        layer = norms.get(row["name"])
+        if layer is not None:
+            row |= {"norm": layer.norm, "norm_pruned": layer.pruned_norm, "norm_removed": layer.removed_norm}
+            row["certificate_share"] = layer.share
+    if small:
+        every = _points(test, len(test))
+        centre = every.mean(0)
+        radius = float(torch.linalg.vector_norm((every - centre).flatten(1), dim=1).max())
+        quick = CertifyOptions(methods=("recursion", "products", "intervals"))
+        ball = certify(dense, pruned, Ball(radius, centre), attack=attack, seed=cell.seed, options=quick)
+        record |= {"ball_radius": radius, "ball_bound": ball.bound, "ball_attained": ball.attained}
+    return record
+
+
+def _kernel_of(model: nn.Module, masks: Masks | None, points: Tensor) -> dict[str, Any]:
+    """The tangent kernel on these points: eigenvalues in falling order, and what they say together."""
+    from prunus.tangent import empirical, spectrum
+
+    kernel = empirical(model, points, masks=masks)
+    matrix = kernel.double()
+    values = torch.linalg.eigvalsh(matrix).flip(0)
+    about = spectrum(kernel)
+    get = about.get if hasattr(about, "get") else lambda name: getattr(about, name)
+    return {
+        "eigenvalues": [float(value) for value in values],
+        "condition": _finite(float(get("condition"))),
+        "effective_rank": float(get("effective_rank")),
+        "largest_step": _finite(float(get("largest_step"))),
+        "matrix": [[round(float(value), 6) for value in row] for row in matrix],
+    }
+
+
+def _kernel(cell: Cell, base: dict[str, Any], pruned: nn.Module, test: Any) -> dict[str, Any]:
+    found = _kernel_of(pruned, None, _points(test, cell.settings.kernel))
+    matrix = torch.tensor(found.pop("matrix"), dtype=torch.float64)
+    record: dict[str, Any] = {
+        "kernel": found,
+        "kernel_condition": found["condition"],
+        "kernel_effective_rank": found["effective_rank"],
+    }
+    dense = base.get("kernel")
+    if dense:
+        before = torch.tensor(dense["matrix"], dtype=torch.float64)
+        cosine = float((before * matrix).sum() / (before.norm() * matrix.norm()).clamp_min(1e-300))
+        record |= {"kernel_condition_dense": dense["condition"], "kernel_distance": 1 - cosine}
+    return record
+
+
+def _compressed(
+    cell: Cell, dense: nn.Module, pruned: nn.Module, test: Any, layers: list[dict[str, Any]]
+) -> dict[str, Any]:
+    """The packed network: its file, its time on one batch against the dense one, and the same layer by layer."""
+    from prunus.sparse import compress, explain
+
+    example = _points(test, cell.settings.batch)
+    fast = compress(pruned, example=example)
+    # What runs fast depends on the machine and the moment; what is written must not.
+    size = stored_bytes(compress(pruned, select="always"))
+    with torch.no_grad():
+        pair = in_turn(lambda: dense(example), lambda: fast(example))
+    rows = {f"{row.layer}.weight": row for row in explain(fast)}
+    for layer in layers:
+        row = rows.get(layer["name"])
+        if row is not None:
+            layer |= {"format": row.format, "time_us": row.microseconds, "time_dense_us": row.dense_microseconds}
+    return {
+        "bytes": size,
+        "time_dense_us": 1e6 * pair.first,
+        "time_us": 1e6 * pair.second,
+        "speedup": pair.ratio,
+        "packed_layers": sum(row.format != "dense" for row in rows.values()),
+    }
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

@@ -1,0 +1,193 @@
+"""Run the cells of a study that are not in the store yet, and keep each as it ends."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from prunus.errors import BadInput
+from prunus.study.engines import Engine, Job, LocalEngine, Outcome
+from prunus.study.grid import Cell
+from prunus.study.store import Store
+
+MANY_CELLS = 400
+LONG_SECONDS = 2 * 3600.0
+
+
+@dataclass
+class Progress:
+    """Where a study stands; handed to the display after every change."""
+
+    total: int
+    cached: int = 0
+    done: int = 0
+    failed: int = 0
+    workers: int = 1
+    started: float = field(default_factory=time.monotonic)
+    running: list[Job] = field(default_factory=list)
+    latest: list[Outcome] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+
+    @property
+    def left(self) -> int:
+        return self.total - self.cached - self.done - self.failed
+
+    @property
+    def elapsed(self) -> float:
+        return time.monotonic() - self.started
+
+    @property
+    def time_left(self) -> float | None:
+        """Seconds until the end, from the pace since the start; None before the first cell has ended."""
+        ended = self.done + self.failed
+        return self.elapsed / ended * self.left if ended else None
+
+
+def run_study(
+    cells: Sequence[Cell],
+    folder: Path,
+    *,
+    engine: Engine | None = None,
+    show: Callable[[Progress], None] | None = None,
+) -> Progress:
+    """Run what is missing of these cells; results go to `folder`/study.sqlite as they arrive.
+
+    An interrupt stops the workers and leaves everything that has ended in the store.
+    """
+    if not cells:
+        raise BadInput("The study is empty: give at least one model, pattern, sparsity and seed.")
+    chosen = engine or LocalEngine()
+    with Store(folder, create=True) as store, contextlib.closing(chosen):
+        return _Run(list(cells), store, chosen, show or (lambda _: None)).go()
+
+
+class _Run:
+    def __init__(self, cells: list[Cell], store: Store, engine: Engine, show: Callable[[Progress], None]) -> None:
+        self.store, self.engine, self.show = store, engine, show
+        self.keys = {cell: cell.key for cell in cells}
+        finished = store.done()
+        self.pending = [cell for cell in cells if self.keys[cell] not in finished]
+        self.progress = Progress(len(cells), cached=len(cells) - len(self.pending), workers=engine.slots)
+        self.bases = store.bases()
+        self.folder = store.path.parent / "bases"
+        self.waiting: dict[str, list[Cell]] = {}
+
+    def go(self) -> Progress:
+        for outcomes in self._outcomes():
+            for outcome in outcomes:
+                self._keep(outcome)
+            self.progress.running = self.engine.running()
+            self.show(self.progress)
+        return self.progress
+
+    def _outcomes(self) -> Iterator[list[Outcome]]:
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise BadInput(f"{self.folder} cannot be written: {error.strerror}; choose another folder.") from None
+        for cell in self.pending:
+            self._schedule(cell)
+        yield []
+        while self.progress.left:
+            yield self.engine.wait(0.25)
+
+    def _schedule(self, cell: Cell) -> None:
+        """Cells whose dense network is there can run; the others wait for it, and the first asks for it."""
+        key = cell.base
+        file = self.folder / f"{key}.safetensors"
+        if key in self.bases and file.is_file():
+            self.engine.submit(Job("cell", cell, file, self.bases[key]))
+        elif key in self.waiting:
+            self.waiting[key].append(cell)
+        else:
+            self.waiting[key] = [cell]
+            self.engine.submit(Job("base", cell, file))
+
+    def _keep(self, outcome: Outcome) -> None:
+        cell = outcome.job.cell
+        if outcome.job.kind == "base":
+            waiting = self.waiting.pop(cell.base)
+            if outcome.record is None:
+                for other in waiting:
+                    self._count(other, Outcome(outcome.job, None, outcome.error, 0.0))
+                return
+            self.store.add_base(cell, outcome.record)
+            self.bases[cell.base] = dict(outcome.record)
+            for other in waiting:
+                self._schedule(other)
+            return
+        self._count(cell, outcome)
+
+    def _count(self, cell: Cell, outcome: Outcome) -> None:
+        self.store.add(cell, outcome.record, error=outcome.error, seconds=outcome.seconds)
+        if outcome.error:
+            self.progress.failed += 1
+        else:
+            self.progress.done += 1
+            self.progress.seconds.append(outcome.seconds)
+        self.progress.latest = [*self.progress.latest[-7:], outcome]
+
+
+def estimate(cells: Sequence[Cell], store: Store | None, workers: int) -> float:
+    """Seconds the cells that are missing will take: from cells of the store, else from one batch of each network."""
+    finished = store.done() if store else set()
+    pending = [cell for cell in cells if cell.key not in finished]
+    known = store.seconds() if store else []
+    if known:
+        return len(pending) * sum(known) / len(known) / workers
+    total = 0.0
+    for base in {cell.base: cell for cell in pending}.values():
+        batch, train, test = _probe(base)
+        epochs = 0 if base.settings.weights else _epochs(base.settings.length, train)
+        total += 3 * batch * train * epochs
+        mine = sum(cell.base == base.base for cell in pending)
+        tuned = 3 * batch * train * _epochs(base.settings.finetune, train)
+        total += mine * (tuned + 4 * batch * test + 2.0)
+    return total / workers
+
+
+def _probe(cell: Cell) -> tuple[float, float, float]:
+    """Seconds of one forward batch, and how many batches the training and test sets have."""
+    import torch
+
+    from prunus.study.measure import build, load
+
+    model, train, test = build(cell).eval(), load(cell, "train"), load(cell, "test")
+    size = min(cell.settings.batch_size, len(test))
+    inputs = torch.stack([test[index][0] for index in range(size)])
+    with torch.no_grad():
+        model(inputs)
+        start = time.perf_counter()
+        model(inputs)
+    seconds = time.perf_counter() - start
+    return seconds, len(train) / cell.settings.batch_size, len(test) / size
+
+
+def _epochs(length: str, per_epoch: float) -> float:
+    from prunus.contract import Duration
+
+    duration = Duration.parse(length)
+    return float(duration.amount) / (1 if duration.unit == "ep" else max(per_epoch, 1.0))
+
+
+def check_size(cells: Sequence[Cell], store: Store | None, workers: int, agreed: bool) -> float:
+    """The estimated seconds; refuses a study that is very large unless that was agreed to."""
+    seconds = estimate(cells, store, workers) if cells else 0.0
+    if not agreed and (len(cells) > MANY_CELLS or seconds > LONG_SECONDS):
+        raise BadInput(
+            f"This study has {len(cells):,} cells and would take about {words(seconds)} with {workers} "
+            f"worker{'s' if workers > 1 else ''}: add --yes to run it, or make the grid smaller."
+        )
+    return seconds
+
+
+def words(seconds: float) -> str:
+    """A time as people say it."""
+    if seconds < 90:
+        return f"{max(1, round(seconds))} s"
+    if seconds < 90 * 60:
+        return f"{round(seconds / 60)} min"
+    return f"{seconds / 3600:.1f} h"

@@ -1,0 +1,252 @@
+"""Where a study is kept: one SQLite file, one row for each cell, readable by anything that reads SQLite.
+
+Tables: `meta` (version of the format), `bases` (a dense network: key, config, record), `cells` (key, base, status,
+config, record, error, seconds). Configs and records are JSON; the view `results` shows them as plain columns. Only the
+process that runs the study writes; each cell is one transaction in the write-ahead log, so a kill loses at most the
+cells that were running.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import os
+import sqlite3
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from prunus.errors import BadFile, BadInput, MissingExtra, UnknownName
+from prunus.files import replace_file
+from prunus.study.grid import AXES, Cell
+
+VERSION = 1
+NAME = "study.sqlite"
+CONFIG = AXES
+MEASURED = (
+    "realised_sparsity",
+    "accuracy_dense",
+    "accuracy_pruned",
+    "accuracy",
+    "loss",
+    "bound",
+    "attained",
+    "ball_bound",
+    "ball_attained",
+    "energy_removed",
+    "energy_predicted",
+    "mac_dense",
+    "mac_kept",
+    "time_dense_us",
+    "time_us",
+    "speedup",
+    "bytes_dense",
+    "bytes",
+    "kernel_condition_dense",
+    "kernel_condition",
+    "kernel_effective_rank",
+    "kernel_distance",
+)
+COLUMNS = ("key", "status", *CONFIG, *MEASURED, "seconds", "error")
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS meta (name TEXT PRIMARY KEY, value TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS bases (key TEXT PRIMARY KEY, config TEXT NOT NULL, record TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS cells (
+  key TEXT PRIMARY KEY, base TEXT NOT NULL, status TEXT NOT NULL, config TEXT NOT NULL,
+  record TEXT NOT NULL, error TEXT, seconds REAL NOT NULL, finished TEXT NOT NULL DEFAULT (datetime('now'))
+);
+"""
+
+
+@dataclass(frozen=True)
+class Result:
+    """One finished cell as it lies in the store; `status` is "done" or "failed"."""
+
+    key: str
+    base: str
+    status: str
+    config: Mapping[str, Any]
+    record: Mapping[str, Any]
+    error: str | None
+    seconds: float
+
+    @property
+    def row(self) -> dict[str, Any]:
+        """Everything that is one number or one word, by column."""
+        flat = {"key": self.key, "status": self.status, "seconds": self.seconds, "error": self.error}
+        flat |= {name: self.config[name] for name in CONFIG}
+        flat |= {name: self.record.get(name) for name in MEASURED}
+        return {name: flat[name] for name in COLUMNS}
+
+
+class Store:
+    """The results of a study. `path` is the file, or a folder that holds (or will hold) `study.sqlite`."""
+
+    def __init__(self, path: str | os.PathLike[str], *, create: bool = False) -> None:
+        given = Path(path)
+        self.path = given if given.suffix in (".sqlite", ".db") else given / NAME
+        if not create and not self.path.is_file():
+            raise BadFile(f"There is no study at {self.path}: run prunus study first, or name its folder.")
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._db = sqlite3.connect(self.path, timeout=30)
+            self._db.row_factory = sqlite3.Row
+            self._prepare(create)
+        except OSError as error:
+            raise BadInput(
+                f"The study {self.path} cannot be written: {error.strerror or error}; choose another folder."
+            ) from None
+        except sqlite3.DatabaseError as error:
+            raise _refusal(self.path, error) from None
+
+    def _prepare(self, create: bool) -> None:
+        tables = {row[0] for row in self._db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+        if tables and not {"meta", "cells"} <= tables:
+            raise BadFile(f"{self.path} is a database of something else: name another folder for the study.")
+        if tables:
+            found = self._db.execute("SELECT value FROM meta WHERE name = 'version'").fetchone()
+            version = int(found[0]) if found else 0
+            if version > VERSION:
+                raise BadFile(
+                    f"The study {self.path} was written by a newer version of Prunus (format {version}, this one reads "
+                    f"up to {VERSION}): update Prunus, or start a new study in another folder."
+                )
+        if create:
+            self._db.execute("PRAGMA journal_mode = WAL")
+            with self._db:
+                self._db.executescript(_SCHEMA)
+                self._db.execute("INSERT OR IGNORE INTO meta VALUES ('version', ?)", (str(VERSION),))
+                self._db.execute("DROP VIEW IF EXISTS results")
+                self._db.execute(_view())
+
+    # ---------------------------------------------------------------------------------------------------------- writing
+
+    def add(
+        self, cell: Cell, record: Mapping[str, Any] | None = None, *, error: str | None = None, seconds: float = 0.0
+    ) -> None:
+        """Keep what a cell gave; replaces an earlier failure of the same cell."""
+        row = (cell.key, cell.base, "failed" if error else "done", json.dumps(cell.to_dict()))
+        with self._db:
+            self._db.execute(
+                "INSERT OR REPLACE INTO cells (key, base, status, config, record, error, seconds) "
+                "VALUES (?, ?, ?, ?, ?, ?, ?)",
+                (*row, json.dumps(plain(record or {})), error, seconds),
+            )
+
+    def add_base(self, cell: Cell, record: Mapping[str, Any]) -> None:
+        """Keep what is known about the dense network this cell starts from."""
+        with self._db:
+            values = (cell.base, json.dumps(cell.to_dict()), json.dumps(plain(record)))
+            self._db.execute("INSERT OR REPLACE INTO bases VALUES (?, ?, ?)", values)
+
+    # ---------------------------------------------------------------------------------------------------------- reading
+
+    def done(self) -> set[str]:
+        """Keys of the cells that have finished well; failed ones run again."""
+        return {row[0] for row in self._db.execute("SELECT key FROM cells WHERE status = 'done'")}
+
+    def results(self, keys: Iterable[str] | None = None) -> list[Result]:
+        """Finished cells in the order of their configuration, whatever the order they ran in."""
+        wanted = None if keys is None else set(keys)
+        try:
+            found = [_result(row) for row in self._db.execute("SELECT * FROM cells")]
+        except (sqlite3.DatabaseError, json.JSONDecodeError) as error:
+            raise _refusal(self.path, error) from None
+        chosen = [result for result in found if wanted is None or result.key in wanted]
+        return sorted(chosen, key=lambda result: tuple(_rank(result.config[name]) for name in CONFIG))
+
+    def bases(self) -> dict[str, dict[str, Any]]:
+        """Records of the dense networks by key."""
+        return {row["key"]: json.loads(row["record"]) for row in self._db.execute("SELECT * FROM bases")}
+
+    def seconds(self) -> list[float]:
+        """How long the finished cells took."""
+        return [row[0] for row in self._db.execute("SELECT seconds FROM cells WHERE status = 'done'")]
+
+    def rows(self, columns: Sequence[str] | None = None) -> list[dict[str, Any]]:
+        """One flat row for each cell."""
+        chosen = check_columns(columns)
+        return [{name: result.row[name] for name in chosen} for result in self.results()]
+
+    # ---------------------------------------------------------------------------------------------------------- export
+
+    def export(self, path: str | os.PathLike[str], columns: Sequence[str] | None = None) -> Path:
+        """Write the rows as .csv or .parquet, by the ending of the name."""
+        target, rows = Path(path), self.rows(columns)
+        if target.suffix == ".csv":
+            text = io.StringIO()
+            writer = csv.DictWriter(text, check_columns(columns), lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(rows)
+            return replace_file(target, text.getvalue())
+        if target.suffix == ".parquet":
+            return _write_parquet(target, rows)
+        raise BadInput(f"{target} is neither .csv nor .parquet: the ending says which format to write.")
+
+    def close(self) -> None:
+        self._db.close()
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def plain(value: Any) -> Any:
+    """The same as JSON can hold it: numbers that are not finite become null."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+def check_columns(columns: Sequence[str] | None) -> tuple[str, ...]:
+    """The columns asked for, or all; a name that does not exist is refused."""
+    for name in columns or ():
+        if name not in COLUMNS:
+            raise UnknownName("column of a study", name, COLUMNS)
+    return tuple(columns) if columns else COLUMNS
+
+
+def _write_parquet(target: Path, rows: list[dict[str, Any]]) -> Path:
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ImportError:
+        raise MissingExtra("pyarrow", "parquet", f"Writing {target.name}") from None
+    sink = io.BytesIO()
+    parquet.write_table(pyarrow.Table.from_pylist(rows), sink)
+    return replace_file(target, sink.getvalue())
+
+
+def _refusal(path: Path, error: Exception) -> BadInput:
+    """One sentence for what SQLite says."""
+    text = str(error)
+    if "readonly" in text or "unable to open" in text:
+        return BadInput(f"The study {path} cannot be written: {text}; choose another folder.")
+    if "locked" in text:
+        return BadInput(f"The study {path} is in use by another process: wait for it, or stop it.")
+    return BadFile(f"{path} is no study of Prunus or is damaged ({text}): name another folder.")
+
+
+def _rank(value: Any) -> tuple[str, Any]:
+    return ("number", value) if isinstance(value, (int, float)) else ("text", value)
+
+
+def _result(row: sqlite3.Row) -> Result:
+    config, record = json.loads(row["config"]), json.loads(row["record"])
+    return Result(row["key"], row["base"], row["status"], config, record, row["error"], row["seconds"])
+
+
+def _view() -> str:
+    config = ", ".join(f"json_extract(config, '$.{name}') AS {name}" for name in CONFIG)
+    measured = ", ".join(f"json_extract(record, '$.{name}') AS {name}" for name in MEASURED)
+    return f"CREATE VIEW results AS SELECT key, status, {config}, {measured}, seconds, error FROM cells"

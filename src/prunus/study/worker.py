@@ -1,0 +1,78 @@
+"""The process that runs cells: one JSON message in, one JSON message out, until its input ends.
+
+A message names what to do ("base" or "cell"), the cell, and the files. `perform` is the work itself and is the same for
+every engine; `main` speaks to the local engine. When the process that started it dies, the input ends and so does the
+worker.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+
+def perform(message: dict[str, Any], weights: bytes | None = None) -> tuple[dict[str, Any], bytes | None]:
+    """Do what a message asks for: (reply, weights of a dense network where one was trained).
+
+    The reply holds "record" and "seconds", or "error": one line that says what went wrong.
+    """
+    from prunus.errors import PrunusError
+    from prunus.study.grid import Cell
+    from prunus.study.store import plain
+
+    started = time.perf_counter()
+    try:
+        from prunus.study.measure import run_cell, train_base
+
+        cell = Cell.from_dict(message["cell"], message.get("data_dir", ""))
+        body = None
+        if message["kind"] == "base":
+            body, record = train_base(cell)
+        else:
+            assert weights is not None
+            record = run_cell(cell, weights, message["base"])
+    except PrunusError as error:
+        return {"error": str(error), "seconds": time.perf_counter() - started}, None
+    except Exception as error:  # a cell that fails is a result; the others go on
+        return {"error": _line(error), "seconds": time.perf_counter() - started}, None
+    return {"record": plain(record), "seconds": time.perf_counter() - started}, body
+
+
+def _line(error: Exception) -> str:
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text} ({Path(place.filename).name}, line {place.lineno})"
+
+
+def main() -> None:
+    """Read messages from standard input and write replies to what was standard output."""
+    from prunus.files import replace_file
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the engine decides what a Ctrl-C means
+    replies = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # whatever a model or a data set prints must not end up between the replies
+    for line in sys.stdin:
+        message = json.loads(line)
+        path = Path(message["weights"])
+        try:
+            weights = path.read_bytes() if message["kind"] == "cell" else None
+            reply, body = perform(message, weights)
+            if body is not None:
+                replace_file(path, body)
+        except OSError as error:
+            reply = {"error": f"The weights {path} cannot be read or written: {error.strerror or error}."}
+        try:
+            replies.write(json.dumps(reply) + "\n")
+            replies.flush()
+        except BrokenPipeError:  # nobody is left to hear it
+            os._exit(1)
+
+
+if __name__ == "__main__":
+    main()

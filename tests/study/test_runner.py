@@ -1,0 +1,148 @@
+from __future__ import annotations
+
+import dataclasses
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from prunus.errors import BadInput
+from prunus.study import Cell, LocalEngine, Progress, Settings, Store, check_size, run_study
+from support import PROVING, scale
+from support.evidence import record
+from support.studies import contents, tiny
+
+
+def test_a_study_runs_measures_and_is_not_run_twice(tmp_path: Path) -> None:
+    cells = tiny(pattern=("balanced:16", "2:4"))
+    seen: list[tuple[int, int]] = []
+
+    def show(state: Progress) -> None:
+        seen.append((state.done, state.left))
+
+    first = run_study(cells, tmp_path, engine=LocalEngine(1), show=show)
+    assert (first.done, first.failed, first.cached) == (2, 0, 0)
+    assert seen[0] == (0, 2)
+    assert seen[-1] == (2, 0)
+    before = contents(tmp_path)
+    again = run_study(cells, tmp_path, engine=LocalEngine(1))
+    assert (again.done, again.cached) == (0, 2)
+    assert contents(tmp_path) == before
+    with Store(tmp_path) as store:
+        for result in store.results():
+            row = result.row
+            assert 0 <= row["accuracy"] <= 1
+            assert row["attained"] <= row["bound"]
+            assert row["ball_attained"] <= row["ball_bound"]
+            assert row["realised_sparsity"] == 0.5
+            assert row["mac_kept"] * 2 == row["mac_dense"]
+            assert row["speedup"] > 0
+            assert row["energy_removed"] == pytest.approx(row["energy_predicted"], abs=0.05)
+            assert result.record["versions"]["torch"]
+        (base,) = store.bases().values()
+    assert {row["name"] for row in base["weights"]} == {"layers.0.weight", "layers.1.weight"}
+    assert sum(base["weights"][0]["counts"]) == 16 * 64
+
+
+def test_a_cell_that_fails_is_recorded_and_the_others_go_on(tmp_path: Path) -> None:
+    good = tiny()[0]
+    bad = dataclasses.replace(good, model="support.studies:broken")
+    wrong = dataclasses.replace(good, settings=dataclasses.replace(good.settings, exclude=("nothing",)))
+    progress = run_study([bad, wrong, good], tmp_path, engine=LocalEngine(1))
+    assert (progress.done, progress.failed) == (1, 2)
+    found = contents(tmp_path)
+    assert "cannot be built" in found[bad.key][1]
+    assert "matches no prunable weight" in found[wrong.key][1]
+    assert found[good.key][0] == "done"
+
+
+@pytest.mark.parametrize(("deaths", "ends"), [(1, "done"), (9, "failed")])
+def test_a_worker_that_dies_is_replaced(
+    tmp_path: Path, deaths: int, ends: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lives = tmp_path / "lives"
+    lives.write_text(str(deaths))
+    monkeypatch.setenv("PRUNUS_TEST_LIVES", str(lives))
+    cell = dataclasses.replace(tiny()[0], model="support.studies:deadly")
+    run_study([cell], tmp_path / "study", engine=LocalEngine(1))
+    status, error, _ = contents(tmp_path / "study")[cell.key]
+    assert status == ends
+    assert ends == "done" or "died" in error
+
+
+def test_an_interrupt_keeps_what_is_done(tmp_path: Path) -> None:
+    def stop(progress: Progress) -> None:
+        if progress.done:
+            raise KeyboardInterrupt
+
+    engine = LocalEngine(1)
+    with pytest.raises(KeyboardInterrupt):
+        run_study(tiny(sparsity=(0.5, 0.6, 0.7)), tmp_path, engine=engine, show=stop)
+    assert not engine.running()
+    assert len(contents(tmp_path)) >= 1
+
+
+def test_empty_and_very_large_studies_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="empty"):
+        run_study([], tmp_path)
+    many = tiny(seed=tuple(range(500)))
+    with pytest.raises(BadInput, match=r"500 cells .* about .* --yes"):
+        check_size(many[:1] * 500, None, 1, agreed=False)
+    long = [Cell("fc:64-10", 1.0, "digits", "magnitude", "unstructured", 0.5, 0, Settings(length="10000000ep"))]
+    with pytest.raises(BadInput, match=" h "):
+        check_size(long, None, 1, agreed=False)
+    assert check_size(long, None, 1, agreed=True) > 3600
+
+
+SCRIPT = """
+import sys
+from pathlib import Path
+from support.studies import tiny
+from prunus.study import LocalEngine, run_study
+cells = tiny(sparsity=tuple((i + 30) / 100 for i in range(int(sys.argv[2]))))
+run_study(cells, Path(sys.argv[1]), engine=LocalEngine(2))
+"""
+
+
+def start(folder: Path, cells: int) -> subprocess.Popen[bytes]:
+    tests = str(Path(__file__).parents[1])
+    environment = {**os.environ, "PYTHONPATH": tests}
+    return subprocess.Popen([sys.executable, "-c", SCRIPT, str(folder), str(cells)], env=environment)
+
+
+def count(folder: Path) -> int:
+    """Cells in the store; none while it is being made."""
+    try:
+        return len(contents(folder))
+    except BadInput:
+        return 0
+
+
+@pytest.mark.prove
+def test_killed_and_resumed_gives_the_same_values(tmp_path: Path) -> None:
+    cells, kills = scale(6, full=60), scale(2, full=5)
+    assert start(tmp_path / "whole", cells).wait() == 0
+    chance = random.Random(0)
+    survived = [0]
+    for _ in range(kills):
+        run = start(tmp_path / "killed", cells)
+        goal = survived[-1] + chance.randint(1, scale(1, full=10))
+        while count(tmp_path / "killed") < goal and run.poll() is None:
+            time.sleep(0.02)
+        time.sleep(chance.uniform(0.0, 0.5))
+        run.send_signal(signal.SIGKILL)
+        run.wait()
+        survived.append(count(tmp_path / "killed"))
+        assert survived[-1] >= goal, "what was done stays done"
+    assert start(tmp_path / "killed", cells).wait() == 0
+    whole, resumed = contents(tmp_path / "whole"), contents(tmp_path / "killed")
+    assert len(whole) == cells
+    assert resumed == whole
+    if PROVING:
+        rows = [{"cells": cells, "kills": kills, "done at each kill": ", ".join(map(str, survived)), "differences": 0}]
+        record("study-kills", rows=rows, note="A study killed at random and resumed against an undisturbed one.")

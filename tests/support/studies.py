@@ -1,0 +1,49 @@
+"""Small studies, networks that misbehave, and the comparison of two stores without their measured times."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+import prunus.models
+from prunus.study import Cell, Grid, Settings, Store
+
+TIMES = ("time_us", "time_dense_us", "speedup", "packed_layers", "format", "seconds", "versions")
+
+
+def tiny(**axes: Any) -> list[Cell]:
+    """Cells of well under a second each."""
+    settings = Settings(length="1ep", certify=2, kernel=0, **axes.pop("settings", {}))
+    return Grid(**{"model": ("fc:64-16-10",), "sparsity": (0.5,), "seed": (0,), "settings": settings, **axes}).cells()
+
+
+def timeless(value: Any) -> Any:
+    """A record without what a clock measured."""
+    if isinstance(value, dict):
+        return {key: timeless(item) for key, item in value.items() if key not in TIMES}
+    return [timeless(item) for item in value] if isinstance(value, list) else value
+
+
+def contents(folder: Path) -> dict[str, Any]:
+    """Everything a store says, by key, measured times aside."""
+    with Store(folder) as store:
+        return {result.key: (result.status, result.error, timeless(dict(result.record))) for result in store.results()}
+
+
+def broken() -> nn.Module:
+    """A factory that fails."""
+    raise RuntimeError("this network cannot be built")
+
+
+def deadly() -> nn.Module:
+    """A factory whose process dies, as often as the file named by PRUNUS_TEST_LIVES says."""
+    file = Path(os.environ["PRUNUS_TEST_LIVES"])
+    lives = int(file.read_text())
+    if lives > 0:
+        file.write_text(str(lives - 1))
+        os.kill(os.getpid(), signal.SIGKILL)
+    return prunus.models.make("fc:64-16-10", seed=0)
