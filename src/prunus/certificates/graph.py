@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from prunus.certificates import linear_rules, other_rules  # noqa: F401  (they register their rules)
+from prunus.certificates.compressed import decompressed
 from prunus.certificates.pieces import Affine, Join, Piece
 from prunus.certificates.rules import Call, Value, no_rule, rule_for_module, rule_for_target
 from prunus.errors import BadInput
@@ -134,12 +135,12 @@ def check_model(model: nn.Module, which: str) -> None:
 
 
 def _read(model: nn.Module, shape: tuple[int, ...]) -> list[_Op]:
-    double = copy.deepcopy(model).cpu().double().eval()
+    double = decompressed(copy.deepcopy(model).cpu()).double().eval()
     for parameter in double.parameters():
         parameter.requires_grad_(False)
     example = torch.zeros(_BATCH, *shape, dtype=torch.float64)
     reader = _Reader(_graph(double, example), example)
-    return _folded(reader.read())
+    return _folded(_ordered(reader.read()))
 
 
 class _Tracer(fx.Tracer):
@@ -238,6 +239,27 @@ class _Reader(fx.Interpreter):
             number = self._numbers[item]
             return Value(number, self._shapes[number])
         return self.env[item]
+
+
+def _ordered(ops: list[_Op]) -> list[_Op]:
+    """The operations behind the output in the order in which it asks for them: two graphs of one architecture agree."""
+    number: dict[int, int] = {0: 0}
+    result: list[_Op] = []
+    stack = [len(ops)]
+    while stack:
+        value = stack[-1]
+        if value in number:
+            stack.pop()
+            continue
+        op = ops[value - 1]
+        missing = [index for index in op.inputs if index not in number]
+        if missing:
+            stack += reversed(missing)
+            continue
+        result.append(replace(op, inputs=tuple(number[index] for index in op.inputs)))
+        number[value] = len(result)
+        stack.pop()
+    return result
 
 
 def _folded(ops: list[_Op]) -> list[_Op]:

@@ -1,0 +1,158 @@
+"""How tight certificates are: the digits network and the trained ResNet-20; full counts go to docs/evidence."""
+
+from __future__ import annotations
+
+import copy
+import statistics
+import time
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+import prunus
+from prunus.certificates import AttackSettings, CertifyOptions
+from prunus.training import FitConfig, accuracy, fit
+from support import PROVING, scale
+from support.evidence import record
+
+HIDDEN = ("layers.0*", "layers.3*")
+LIMITS = {0.1: 30.0, 0.5: 12.0, 0.9: 6.0}
+
+
+def unit_digits(split: str) -> TensorDataset:
+    inputs, labels = prunus.data.load("digits", split=split).tensors
+    return TensorDataset(inputs / inputs.norm(dim=1, keepdim=True), labels)
+
+
+def trained(seed: int, penalty: float, length: str) -> nn.Module:
+    model = prunus.models.make("fc:64-256-256-256-10", seed=seed)
+    fit(model, unit_digits("train"), length, FitConfig(seed=seed, spectral_penalty=penalty, progress=False))
+    return model.eval()
+
+
+def distances(model: nn.Module, masks: prunus.Masks, inputs: Tensor) -> Tensor:
+    with torch.no_grad():
+        return (masks.apply_(copy.deepcopy(model))(inputs) - model(inputs)).norm(dim=1)
+
+
+def digits_row(model: nn.Module, seed: int, penalty: float, sparsity: float, radius: float | None) -> dict[str, Any]:
+    test = unit_digits("test")
+    inputs = test.tensors[0]
+    masks = prunus.find_masks(model, sparsity, exclude=HIDDEN)
+    domain = prunus.Ball(1.0) if radius is None else prunus.Samples(inputs[:10], radius)
+    options = CertifyOptions(starts=inputs if radius is None else None)
+    cert = prunus.certify(model, masks, domain, seed=seed, options=options)
+    measured = distances(model, masks, inputs)
+    assert float(measured.max()) <= cert.bound or radius is not None
+    assert cert.attained <= cert.bound
+    return {
+        "penalty": penalty,
+        "seed": seed,
+        "sparsity": sparsity,
+        "domain": "Ball(1)" if radius is None else f"10 points, radius {radius}",
+        "bound": cert.bound,
+        "method": cert.method,
+        "attained": cert.attained,
+        "tightness": cert.tightness,
+        "test max": float(measured.max()),
+        "test median": float(measured.median()),
+        "accuracy": accuracy(masks.apply_(copy.deepcopy(model)), test),
+        "dense accuracy": accuracy(model, test),
+        **{name: value for name, value in cert.methods.items()},
+    }
+
+
+@pytest.mark.prove
+def test_the_digits_network_is_certified_as_tightly_as_promised():
+    seeds, length = range(scale(1, full=3)), f"{scale(20, full=60)}ep"
+    rows = []
+    for seed in seeds:
+        for penalty in (0.0, 2e-3):
+            model = trained(seed, penalty, length)
+            rows += [digits_row(model, seed, penalty, sparsity, None) for sparsity in LIMITS]
+            rows.append(digits_row(model, seed, penalty, 0.5, 0.01))
+
+    def of(penalty: float, sparsity: float, ball: bool, key: str) -> list[float]:
+        wanted = [r for r in rows if (r["penalty"], r["sparsity"]) == (penalty, sparsity)]
+        return [float(r[key]) for r in wanted if (r["domain"] == "Ball(1)") == ball]
+
+    for sparsity, limit in LIMITS.items():
+        assert statistics.median(of(0.0, sparsity, True, "tightness")) <= limit
+        plain, penalised = of(0.0, sparsity, True, "bound"), of(2e-3, sparsity, True, "bound")
+        assert statistics.median(a / b for a, b in zip(plain, penalised)) >= scale(2, full=2.5)
+    assert statistics.median(of(0.0, 0.5, False, "tightness")) <= 1.2
+    gain = statistics.median(of(2e-3, 0.5, True, "dense accuracy")) - statistics.median(
+        of(0.0, 0.5, True, "dense accuracy")
+    )
+    assert gain >= -0.005
+    if PROVING:
+        note = (
+            "64-256-256-256-10 with biases, digits scaled to unit norm, 60 epochs of prunus.training.fit, hidden layers "
+            "pruned by magnitude; penalty is the spectral penalty. Certificates of each method beside the best."
+        )
+        record("certificates-digits", rows, note)
+
+
+def resnet20(folder: Any) -> tuple[nn.Module, TensorDataset]:
+    model = prunus.models.make("resnet20")
+    prunus.models.load_weights(model, folder / "resnet-cifar10" / "resnet20-12fca82f.th")
+    test = prunus.data.load("cifar10", split="test", folder=folder)
+    inputs, labels = zip(*(test[number] for number in range(scale(64, full=1000))))
+    return model.eval(), TensorDataset(torch.stack(inputs), torch.tensor(labels))
+
+
+@pytest.mark.prove
+@pytest.mark.data
+def test_resnet20_is_certified_in_time(data_folder):
+    """Bounds, what is attained, and whether they say anything; the relaxation has 15 minutes in full mode."""
+    model, test = resnet20(data_folder)
+    images = test.tensors[0][: scale(2, full=10)]
+    rows = []
+    for sparsity in scale(1, full=2) * [0.5] if not PROVING else [0.5, 0.9]:
+        masks = prunus.find_masks(model, sparsity, allocation="global")
+        measured = distances(model, masks, test.tensors[0])
+        pruned_accuracy = accuracy(masks.apply_(copy.deepcopy(model)), test)
+        for name, domain in (
+            ("radius .001", prunus.Samples(images, 0.001)),
+            ("radius .01", prunus.Samples(images, 0.01)),
+            ("Ball(1)", prunus.Ball(1.0)),
+        ):
+            attack = AttackSettings(starts=scale(2, full=20), steps=scale(3, full=40))
+            quick = CertifyOptions(methods=("recursion", "intervals"))
+            example = images[:1]
+            begin = time.monotonic()
+            rough = prunus.certify(model, masks, domain, attack=False, example=example, options=quick)
+            quick_seconds = time.monotonic() - begin
+            options = CertifyOptions(methods=("recursion", "intervals", "relaxation"), seconds=scale(5, full=840))
+            begin = time.monotonic()
+            cert = prunus.certify(model, masks, domain, attack=attack, example=example, options=options)
+            seconds = time.monotonic() - begin
+            assert cert.attained <= cert.bound <= rough.bound * (1 + 1e-9)
+            rows.append(
+                {
+                    "sparsity": sparsity,
+                    "domain": name,
+                    "bound": cert.bound,
+                    "method": cert.method,
+                    "vacuous": cert.vacuous,
+                    "attained": cert.attained,
+                    "recursion": cert.methods["recursion"],
+                    "intervals": cert.methods["intervals"],
+                    "relaxation": cert.methods["relaxation"],
+                    "rounding": cert.rounding,
+                    "own sizes": cert.sizes,
+                    "quick seconds": quick_seconds,
+                    "seconds": seconds,
+                    "test max": float(measured.max()),
+                    "test median": float(measured.median()),
+                    "accuracy": pruned_accuracy,
+                    "dense accuracy": accuracy(model, test),
+                }
+            )
+            if PROVING:
+                assert quick_seconds < 120
+                note = "ResNet-20 trained on CIFAR-10, global magnitude pruning; ten test images; 1000 images for accuracy."
+                record("certificates-resnet20", rows, note)
