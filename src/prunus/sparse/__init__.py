@@ -8,6 +8,7 @@ again = prunus.sparse.load("small.safetensors", model)   # the model may be on t
 
 from __future__ import annotations
 
+from prunus.sparse._channels import remove_channels
 from prunus.sparse._compress import compress
 from prunus.sparse._explain import explain
 from prunus.sparse._file import load, save
@@ -32,5 +33,6 @@ __all__ = [
     "find_permuted_masks",
     "load",
     "pack",
+    "remove_channels",
     "save",
 ]

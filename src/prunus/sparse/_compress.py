@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from prunus.contract import Masks
 from prunus.errors import BadInput
+from prunus.sparse._channels import remove_channels
 from prunus.sparse._explain import make_row
 from prunus.sparse._geometry import Geometry
 from prunus.sparse._graph import batch_norm_pairs, folded
@@ -40,21 +41,26 @@ def compress(
     `masks` are applied to the copy first; without them the zeros of the weights count. `example` is an input (or a
     tuple of inputs) of the shape that matters: it decides on which shapes layers are timed. `select` is "measured"
     (replace what gains), "always" (replace whatever can be), or {layer: bool} to decide for some layers by hand.
-    `dtype` stores the kept values as torch.float32 (the default), torch.bfloat16 or torch.int8. Batch norms that follow
-    a replaced convolution are folded into it; with `fuse` ReLUs and residual sums run inside the layer before them, and
-    the copy is a `torch.fx` graph where the model can be traced. `permutations` are orders of columns by layer, as
-    `find_permuted_masks` gives them. The copy is in evaluation mode.
+    `dtype` stores the kept values as torch.float32 (the default), torch.bfloat16 or torch.int8.
+
+    Channels that are always zero are removed with what reads them. Batch norms that follow a replaced convolution are
+    folded into it; with `fuse` ReLUs and residual sums run inside the layer before them, and the copy is a `torch.fx`
+    graph where the model can be traced. `permutations` are orders of columns by layer, as `find_permuted_masks` gives
+    them. The copy is in evaluation mode.
     """
     _check_arguments(model, select, dtype)
     work = copy.deepcopy(model).eval()
     if masks is not None:
         masks.apply_(work)
+    shapes_left: dict[str, list[int]] = {}
+    if not permutations:  # an order of columns speaks of the columns that were there
+        work, shapes_left = remove_channels(work)
     layers = _candidates(work)
     wanted = _wanted(select, layers)
     shapes = _shapes(work, layers, example)
     norms = batch_norm_pairs(work)
     orders = _orders(permutations, layers)
-    plan, modules = Plan(fused=fuse), dict[str, nn.Module]()
+    plan, modules = Plan(fused=fuse, shapes=shapes_left), dict[str, nn.Module]()
     for name, layer in layers.items():
         decision = wanted.get(name, "always" if select == "always" else "measured")
         weights = [parameter for parameter in layer.parameters() if parameter.dim() > 1]

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from prunus.errors import BadFile, BadInput
 from prunus.files import replace_file
+from prunus.sparse._channels import apply_shapes
 from prunus.sparse._plan import VERSION, Plan, build, install, plan_of
 
 FORMAT = "prunus-sparse"
@@ -62,6 +63,7 @@ def load(path: str | os.PathLike[str], model: nn.Module) -> nn.Module:
     """The compressed model a file holds, in the shape of `model` (its weights do not matter: it may be on meta)."""
     plan, tensors, shared = _read(Path(path))
     work = _hollow(model)
+    apply_shapes(work, plan.shapes)
     modules: dict[str, nn.Module] = {}
     for name, spec in plan.layers.items():
         prefix = f"{name}." if name else ""

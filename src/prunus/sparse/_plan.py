@@ -42,11 +42,15 @@ class Row:
 
 @dataclass
 class Plan:
-    """`layers`: name -> what stands there now; `folded`: batch norms that became part of their convolution."""
+    """`layers`: name -> what stands there now; `folded`: batch norms that became part of their convolution.
+
+    `shapes` are those of the tensors that lost channels.
+    """
 
     layers: dict[str, dict[str, Any]] = field(default_factory=dict)
     folded: list[str] = field(default_factory=list)
     fused: bool = False
+    shapes: dict[str, list[int]] = field(default_factory=dict)
     rows: list[Row] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
@@ -55,7 +59,7 @@ class Plan:
     @classmethod
     def from_dict(cls, record: dict[str, Any]) -> Plan:
         rows = [Row(**{**row, "shape": tuple(row["shape"]) if row["shape"] else None}) for row in record["rows"]]
-        return cls(dict(record["layers"]), list(record["folded"]), bool(record["fused"]), rows)
+        return cls(dict(record["layers"]), list(record["folded"]), bool(record["fused"]), dict(record["shapes"]), rows)
 
 
 def plan_of(model: nn.Module) -> Plan:
