@@ -143,6 +143,22 @@ def client_message(
     return Message(name, round_, kept, values, weight)
 
 
+def usable(message: Message, d: int, plan: RoundPlan) -> bool:
+    """Whether a message that came from outside can be averaged: finite, in range, inside the clip where that shows."""
+    values, indices = message.values, message.indices
+    if not 0.0 < message.weight <= 1.0 or not bool(torch.isfinite(values).all()):
+        return False
+    if indices is None:
+        fits = values.numel() == d
+    else:
+        inside = indices.numel() == 0 or (int(indices.min()) >= 0 and int(indices.max()) < d)
+        fits = values.shape == indices.shape and inside and indices.unique().numel() == indices.numel()
+    central = plan.central_noise
+    if fits and central is not None:
+        fits = not values.is_floating_point() and float(values.double().norm()) <= central.clip / central.grid
+    return fits
+
+
 def aggregate(messages: Iterable[Message], d: int, plan: RoundPlan, seed: int | None = None) -> tuple[Tensor, float]:
     """(average update, noise standard deviation of each of its coordinates) of those who replied; needs one at least.
 
