@@ -14,7 +14,8 @@ from prunus.contract import Masks
 from prunus.errors import BadFile, BadInput
 from prunus.training import Callback, FitConfig, Schedule, fit
 from prunus.training.checkpoints import Checkpoints, read, write
-from support import scale
+from support import PROVING, scale
+from support.evidence import record
 from support.training import Noisy, conv_net, digits, fc, same_bytes
 
 
@@ -148,6 +149,33 @@ def test_any_flipped_or_lost_byte_is_noticed(tmp_path: Path) -> None:
             read(path)
 
 
+@pytest.mark.parametrize("every", ["0.0001min", "3it", "0.5ep"])
+def test_checkpoints_by_time_steps_and_parts_of_an_epoch(tmp_path: Path, every: str) -> None:
+    train, _ = digits(320)
+    with pytest.raises(Stop):
+        config = FitConfig(batch_size=32, folder=tmp_path, every=every, keep=99, callbacks=(Slow(), StopAt(9)))
+        fit(fc(), train, "1ep", config)
+    steps = [int(path.stem[5:]) for path in reversed(Checkpoints(tmp_path).paths())]
+    assert steps == {"0.0001min": list(range(10)), "3it": [0, 3, 6, 9], "0.5ep": [0, 5]}[every]
+
+
+class Slow(Callback):
+    def after_step(self, run) -> None:
+        time.sleep(0.007)
+
+
+def test_the_penaltys_vectors_are_part_of_the_state(tmp_path: Path) -> None:
+    train, _ = digits(200)
+    config = FitConfig(spectral_penalty=2e-3, seed=1)
+    whole, broken = fc("64-32-32-10"), fc("64-32-32-10")
+    fit(whole, train, "3ep", config)
+    kept = config.replace(folder=tmp_path, resume=True, every="2it")
+    with pytest.raises(Stop):
+        fit(broken, train, "3ep", kept.replace(callbacks=(StopAt(7),)))
+    fit(broken, train, "3ep", kept)
+    assert same_bytes(whole.state_dict(), broken.state_dict())
+
+
 def test_only_the_newest_checkpoints_stay(tmp_path: Path) -> None:
     train, _ = digits(200)
     fit(fc(), train, "5ep", FitConfig(folder=tmp_path, keep=2))
@@ -192,6 +220,11 @@ def test_killed_runs_end_in_the_same_bytes(tmp_path: Path) -> None:
     process.join(120)
     assert process.exitcode == 0, f"not finished after {time.monotonic() - began:.0f} s"
     check_end(folder, whole)
+    if PROVING:
+        rows = [{"kills": kills, "runs finished": number + 1, "half-written files": 0, "ends that differ": 0}]
+        record(
+            "training-kills", rows, "SIGKILL at random moments of a training run that keeps a checkpoint every step."
+        )
 
 
 def check_end(folder: Path, whole: torch.nn.Module) -> None:

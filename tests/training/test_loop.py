@@ -174,6 +174,29 @@ def test_penalty_and_distillation_change_what_is_learnt() -> None:
     assert norm(shrunk) < norm(plain)
 
 
+def test_the_spectral_penalty_lowers_the_norms_at_no_cost_in_accuracy() -> None:
+    """Ledger P-26: the product of the norms falls by more than half, accuracy stays within two points."""
+    train, test = digits()
+    products, accuracies = [], []
+    for weight in (0.0, 1e-2):
+        model = fc("64-64-64-64-10")
+        history = fit(model, train, "15ep", FitConfig(spectral_penalty=weight), test=test)
+        norms = [float(torch.linalg.matrix_norm(layer.weight.detach(), 2)) for layer in model.layers]
+        products.append(float(np.prod(norms)))
+        accuracies.append(history[-1].test_accuracy)
+    assert products[1] < products[0] / 2
+    assert accuracies[1] > accuracies[0] - 0.02
+
+
+def test_a_live_line_is_shown_where_asked(capfd: pytest.CaptureFixture[str]) -> None:
+    fit(fc(), digits(100)[0], "2ep", FitConfig(progress=True), test=digits(50)[0])
+    shown = capfd.readouterr().err
+    assert "epoch 2/2" in shown or "epoch" in shown
+    assert "loss" in shown
+    fit(fc(), digits(100)[0], "1ep", FitConfig(progress=False))
+    assert capfd.readouterr().err == ""
+
+
 def test_one_output_and_real_labels_are_understood() -> None:
     inputs = torch.randn(200, 5, generator=torch.Generator().manual_seed(0))
     sign = TensorDataset(inputs, (inputs[:, 0] > 0).long())

@@ -6,6 +6,10 @@ import torch
 import prunus
 from prunus.errors import BadInput
 from prunus.training.presets import HERE, PRESETS, preset
+from support import PROVING
+
+# Reading all reviews, or one step of a large network, takes a quarter of a minute.
+SLOW = ("resnet18-edge-popup", "resnet34-iterand", "imdb-lstm-iterand", "imdb-bilstm-iterand") if PROVING else ()
 
 
 @pytest.mark.parametrize("name", sorted(PRESETS))
@@ -33,7 +37,7 @@ def test_the_published_numbers() -> None:
 
 
 @pytest.mark.data
-@pytest.mark.parametrize("name", ["conv6-iterand", "resnet18-edge-popup", "imdb-lstm-iterand", "mnist-2x2048"])
+@pytest.mark.parametrize("name", ["conv6-iterand", "mnist-2x2048", *SLOW])
 def test_full_scale_presets_start(name: str) -> None:
     """One step each, in a batch of eight: what needs days is at least known to begin."""
     from torch.utils.data import Subset

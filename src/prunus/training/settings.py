@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,6 +20,12 @@ OPTIMIZERS = ("sgd", "adam", "adamw")
 SHAPES = ("constant", "cosine", "step")
 SCHEDULES = (*SHAPES, "warmup")
 LOSSES = ("auto", "cross_entropy", "binary", "mse")
+
+
+@functools.lru_cache(maxsize=256)
+def _steps(text: str, per_epoch: int) -> int:
+    """A duration in steps; asked for at every step, parsed once."""
+    return Duration.parse(text).steps(per_epoch)
 
 
 @dataclass(frozen=True)
@@ -45,8 +52,7 @@ class Schedule:
 
     def rate(self, lr: float, step: int, total: int, per_epoch: int, by_epoch: bool = True) -> float:
         """The learning rate of the step number `step` (from 0) in a run of `total` steps."""
-        warm = Duration.parse(self.warmup).steps(per_epoch)
-        cool = Duration.parse(self.cooldown).steps(per_epoch)
+        warm, cool = _steps(self.warmup, per_epoch), _steps(self.cooldown, per_epoch)
         unit = per_epoch if by_epoch else 1
         if step < warm:
             return lr * (step // unit + 1) / max(1, math.ceil(warm / unit))
@@ -55,8 +61,7 @@ class Schedule:
         if self.shape == "constant":
             return lr
         if self.shape == "step":
-            marks = [Duration.parse(text).steps(per_epoch) for text in self.milestones]
-            marks = marks or [total // 2, 3 * total // 4]
+            marks = [_steps(text, per_epoch) for text in self.milestones] or [total // 2, 3 * total // 4]
             return lr * self.factor ** sum(step >= mark for mark in marks)
         done, all_ = (step - warm) // unit, max(1, math.ceil((total - warm - cool) / unit))
         return 0.5 * lr * (1.0 + math.cos(math.pi * done / all_))
