@@ -15,15 +15,34 @@ from prunus.tangent._empirical import Effort, empirical
 from prunus.tangent._form import NTKForm, parametrise, standardise
 from prunus.tangent._limit import limit
 from prunus.tangent._spectrum import Spectrum, spectrum
+from prunus.tangent.diagnostics import DeadUnits, Drift, alignment, dead_units, distance, limit_of
+from prunus.tangent.pseudo import BackwardSplit, PseudoNetwork, pseudo_network, split_backward
+from prunus.tangent.regression import Regression, regress
+from prunus.tangent.sampling import WidthPlan, plan_width, sample_kernels
 
 __all__ = [
+    "BackwardSplit",
+    "DeadUnits",
+    "Drift",
     "Effort",
     "NTKForm",
+    "PseudoNetwork",
+    "Regression",
     "Spectrum",
+    "WidthPlan",
+    "alignment",
+    "dead_units",
+    "distance",
     "empirical",
     "limit",
     "limit_convolutional",
+    "limit_of",
     "parametrise",
+    "plan_width",
+    "pseudo_network",
+    "regress",
+    "sample_kernels",
     "spectrum",
+    "split_backward",
     "standardise",
 ]

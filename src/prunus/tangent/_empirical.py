@@ -71,7 +71,7 @@ def empirical(
     all that changes. The factor belongs to the mask and never to the weights that are differentiated by (K-5).
     """
     effort = effort or Effort()
-    network = _network(model, masks, isinstance(model, NTKForm) if rescale is None else rescale)
+    network = acting_network(model, masks, rescale)
     first = _inputs(network, "x1", x1)
     second = None if x2 is None else _inputs(network, "x2", x2)
     if second is not None and second.shape[1:] != first.shape[1:]:
@@ -117,7 +117,9 @@ def _by_layers(
 # --------------------------------------------------------------------------------------------------------------- input
 
 
-def _network(model: nn.Module, masks: Masks | None, rescale: bool) -> Network:
+def acting_network(model: nn.Module, masks: Masks | None, rescale: bool | None = None) -> Network:
+    """The network with its masks, rescaled by default where it is in NTK form; refuses what has no kernel."""
+    rescale = isinstance(model, NTKForm) if rescale is None else rescale
     model = model.module if isinstance(model, nn.DataParallel) else model  # which torch.func refuses
     _check_deterministic(model)
     parameters = dict(model.named_parameters())

@@ -1,0 +1,60 @@
+"""Kernel regression: what a network trained to the end in its kernel's regime would predict (ledger K-6, K-21)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from prunus.errors import BadInput, RunFailed
+from prunus.tangent._spectrum import spectrum, square
+from prunus.tangent.diagnostics import as_targets
+
+_JITTER = 1e-9
+
+
+@dataclass(frozen=True, eq=False)
+class Regression:
+    """predictions (m, outputs); jitter is what was added to the diagonal, note says why (empty where nothing was)."""
+
+    predictions: Tensor
+    jitter: float
+    note: str
+
+    def accuracy(self, labels: Tensor) -> float:
+        """Share of the test inputs whose largest output is their label."""
+        if labels.shape != (len(self.predictions),):
+            raise BadInput(f"labels must be one for each of the {len(self.predictions)} test inputs.")
+        return float((self.predictions.argmax(1) == labels.to(self.predictions.device)).double().mean())
+
+
+def regress(kernel: Tensor, cross: Tensor, targets: Tensor, ridge: float = 0.0) -> Regression:
+    """K(test, train) (K(train, train) + ridge)^-1 Y, in float64.
+
+    kernel   (n, n) of the training inputs
+    cross    (m, n) of test against training inputs
+    targets  labels (n,), taken as one-hot minus 1/classes, or values (n, outputs)
+    ridge    added to the diagonal. It scales with the kernel: against rescale=False use ridge * density ** depth (K-6)
+
+    A singular kernel gets 1e-9 of its mean diagonal as jitter, and the note says so.
+    """
+    matrix, values = square(kernel), as_targets(targets, len(kernel))
+    if cross.dim() != 2 or cross.shape[1] != len(matrix):
+        raise BadInput(f"cross must be (test inputs, {len(matrix)}), got {tuple(cross.shape)}.")
+    if not ridge >= 0:
+        raise BadInput(f"ridge must be at least 0, got {ridge!r}.")
+    jitter, note = 0.0, ""
+    mean = float(matrix.diagonal().mean())
+    if ridge == 0:
+        found = spectrum(kernel)
+        if found.rank < len(matrix):
+            jitter = _JITTER * mean if kernel.dtype == torch.float64 else 1e-6 * mean
+            note = f"The kernel is singular (rank {found.rank} of {len(matrix)}): jitter {jitter:.3g} was added."
+    identity = torch.eye(len(matrix), dtype=torch.float64, device=matrix.device)
+    factor, failed = torch.linalg.cholesky_ex(matrix + (ridge + jitter) * identity)
+    if bool(failed):
+        raise RunFailed(
+            f"The kernel is not positive definite even with {ridge + jitter:.3g} on its diagonal: add ridge."
+        )
+    return Regression(cross.detach().double() @ torch.cholesky_solve(values, factor), jitter, note)
