@@ -1,0 +1,141 @@
+"""What a study says, as plain data for the page: one panel for each network and data set."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from prunus.study.groups import Group, grouped, pareto
+from prunus.study.store import Result
+
+PAIRS = (
+    "accuracy",
+    "accuracy_dense",
+    "accuracy_pruned",
+    "speedup",
+    "time_us",
+    "time_dense_us",
+    "bound",
+    "attained",
+    "ball_bound",
+    "ball_attained",
+    "energy_removed",
+    "energy_predicted",
+    "mac_dense",
+    "mac_kept",
+    "bytes",
+    "bytes_dense",
+    "kernel_condition",
+    "kernel_condition_dense",
+    "kernel_distance",
+    "realised_sparsity",
+)
+_LAYER = (
+    "kept",
+    "total",
+    "sparsity",
+    "energy_removed",
+    "energy_predicted",
+    "norm",
+    "norm_pruned",
+    "norm_removed",
+    "certificate_share",
+    "sensitivity",
+    "time_us",
+    "time_dense_us",
+    "mac_dense",
+    "mac_kept",
+)
+_DIGITS = 6
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One network on one data set: its groups by method and growing sparsity, and its dense networks."""
+
+    name: str
+    network: str
+    data: str
+    groups: tuple[Group, ...]
+    bases: tuple[Mapping[str, Any], ...]
+
+    @property
+    def methods(self) -> list[str]:
+        return list(dict.fromkeys(group.method for group in self.groups))
+
+    @property
+    def front(self) -> list[Group]:
+        return pareto(self.groups)
+
+    @property
+    def dense(self) -> float | None:
+        values = [group.mean("accuracy_dense") for group in self.groups]
+        known = [value for value in values if value is not None]
+        return statistics.fmean(known) if known else None
+
+    @property
+    def seeds(self) -> int:
+        return max((len(group.results) for group in self.groups), default=0)
+
+
+def panels(results: Sequence[Result], bases: Mapping[str, Mapping[str, Any]]) -> list[Panel]:
+    """The groups of a study by network and data set; free choice by magnitude, the yardstick, comes first."""
+    found: dict[tuple[str, str], list[Group]] = {}
+    for group in grouped(results):
+        found.setdefault((group.network, group.data), []).append(group)
+    made = []
+    for (network, data), unsorted in found.items():
+        groups = sorted(unsorted, key=lambda group: (group.pattern != "unstructured", group.score != "magnitude"))
+        keys = dict.fromkeys(result.base for group in groups for result in group.results)
+        mine = tuple(bases[key] for key in keys if key in bases)
+        made.append(Panel(f"{network} on {data}", network, data, tuple(groups), mine))
+    return made
+
+
+def payload(panel: Panel) -> dict[str, Any]:
+    """What the page's script draws from, short and without anything it does not show."""
+    front = {id(group) for group in panel.front}
+    base = panel.bases[0] if panel.bases else {}
+    return {
+        "name": panel.name,
+        "methods": panel.methods,
+        "dense": _short(panel.dense),
+        "groups": [_group(group, id(group) in front) for group in panel.groups],
+        "eigenvalues": [_short(value) for value in base.get("kernel", {}).get("eigenvalues", [])],
+    }
+
+
+def _group(group: Group, on_front: bool) -> dict[str, Any]:
+    first = group.results[0].record
+    values = {name: [_short(mean.value), _short(mean.deviation)] for name, mean in group.means.items() if name in PAIRS}
+    return {
+        "method": group.method,
+        "sparsity": group.sparsity,
+        "seeds": len(group.results),
+        "front": on_front,
+        "smaller": _short(group.smaller),
+        "values": values,
+        "layers": layer_means(group),
+        "masks": first.get("masks", []),
+        "eigenvalues": [_short(value) for value in first.get("kernel", {}).get("eigenvalues", [])],
+    }
+
+
+def layer_means(group: Group) -> list[dict[str, Any]]:
+    """Each layer of a group, averaged over the seeds."""
+    rows = []
+    for number, layer in enumerate(group.results[0].record.get("layers", [])):
+        peers = [result.record["layers"][number] for result in group.results]
+        row: dict[str, Any] = {"name": layer["name"], "shape": layer["shape"], "format": layer.get("format")}
+        for name in _LAYER:
+            values = [peer.get(name) for peer in peers]
+            known = [value for value in values if value is not None]
+            row[name] = _short(statistics.fmean(known)) if known else None
+        rows.append(row)
+    return rows
+
+
+def _short(value: float | None) -> float | None:
+    return None if value is None else float(f"{value:.{_DIGITS}g}")

@@ -1,0 +1,282 @@
+"use strict";
+(() => {
+  const data = JSON.parse(document.getElementById("data").textContent);
+  const root = document.documentElement;
+  const find = (query) => document.querySelector(query);
+  const all = (query) => [...document.querySelectorAll(query)];
+  const SYMBOLS = ["circle", "square", "diamond", "triangle-up", "x", "star", "pentagon", "hexagon"];
+  const DASHES = ["solid", "dash", "dot", "dashdot", "longdash", "longdashdot", "solid", "dash"];
+  let panel = 0;
+  let printing = false;
+
+  // ------------------------------------------------------------------------------------------------------- colours
+  const css = (name) => getComputedStyle(root).getPropertyValue(name).trim();
+  const colour = (place) => css(`--c${place % 8}`);
+  const here = () => data.panels[panel];
+  const value = (group, name) => (group.values[name] || [null])[0];
+  const spread = (group, name) => (group.values[name] || [null, null])[1];
+  const percent = (x, digits = 1) => `${(100 * x).toFixed(digits)}\u00a0%`;
+  const short = (x) => (x === null || x === undefined ? "–" : Math.abs(x) >= 1000 ? Math.round(x).toLocaleString("en") : String(+x.toPrecision(3)));
+  const mix = (hex, part) => hex + Math.round(255 * part).toString(16).padStart(2, "0");
+
+  function layout(extra) {
+    const axis = { gridcolor: css("--line"), linecolor: css("--soft"), zeroline: false, ticks: "outside", tickcolor: css("--line"), automargin: true, fixedrange: true };
+    const narrow = window.innerWidth < 800;
+    const base = {
+      font: { family: css("--sans"), size: narrow ? 12 : 13, color: css("--soft") },
+      paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
+      margin: { l: 52, r: 14, t: 8, b: 44 }, hovermode: "closest", dragmode: false,
+      legend: { orientation: "h", y: 1.02, yanchor: "bottom", x: 0, font: { color: css("--ink"), size: 12 } },
+      hoverlabel: { bgcolor: css("--card"), bordercolor: css("--line"), font: { color: css("--ink"), family: css("--sans") } },
+    };
+    const { xaxis, yaxis, ...rest } = extra;
+    return { ...base, ...rest, xaxis: { ...axis, ...xaxis }, yaxis: { ...axis, ...yaxis } };
+  }
+
+  function draw(name, traces, extra) {
+    const place = find(`#plot-${name}`);
+    const words = find(`#alt-${name}-${panel}`);
+    place.setAttribute("aria-label", words ? words.textContent : "");
+    if (!traces.length) { place.innerHTML = '<p class="how">Nothing was measured for this picture.</p>'; return; }
+    if (!place.querySelector(".plot-container")) place.textContent = "";
+    Plotly.react(place, traces, layout(extra), { displayModeBar: false, responsive: true });
+  }
+
+  const title = (text) => ({ text, font: { size: 13, color: css("--soft") }, standoff: 8 });
+  const style = (place) => ({ color: colour(place), symbol: SYMBOLS[place % 8], dash: DASHES[place % 8] });
+  const byMethod = (use) => here().methods.flatMap((method, place) => use(method, here().groups.filter((group) => group.method === method), style(place)));
+  const has = (groups, ...names) => groups.filter((group) => names.every((name) => value(group, name) !== null));
+
+  // ------------------------------------------------------------------------------------------------------- pictures
+  function accuracy() {
+    const traces = byMethod((method, groups, look) => {
+      const known = has(groups, "accuracy");
+      return known.length ? [{
+        name: method, mode: "lines+markers", x: known.map((g) => 100 * g.sparsity), y: known.map((g) => 100 * value(g, "accuracy")),
+        error_y: { type: "data", array: known.map((g) => 100 * (spread(g, "accuracy") || 0)), thickness: 1.4, width: 4 },
+        line: { color: look.color, width: 2.4, dash: look.dash }, marker: { color: look.color, symbol: look.symbol, size: 9 },
+        customdata: known.map((g) => [g.seeds, spread(g, "accuracy") === null ? "" : ` ± ${(100 * spread(g, "accuracy")).toFixed(1)}`]),
+        hovertemplate: "<b>" + method + "</b><br>%{x:.4g} % zeros<br>%{y:.1f}%{customdata[1]} % accuracy<br>%{customdata[0]} seeds<extra></extra>",
+      }] : [];
+    });
+    const dense = here().dense;
+    const lines = dense === null ? [] : [{ type: "line", xref: "paper", x0: 0, x1: 1, y0: 100 * dense, y1: 100 * dense, line: { color: css("--soft"), dash: "dot", width: 1.5 } }];
+    const notes = dense === null ? [] : [{ xref: "paper", x: 0.005, y: 100 * dense, yanchor: "bottom", xanchor: "left", showarrow: false, text: `dense ${percent(dense)}`, font: { color: css("--soft"), size: 12 } }];
+    draw("accuracy", traces, { xaxis: { title: title("zeros, %") }, yaxis: { title: title("test accuracy, %") }, shapes: lines, annotations: notes });
+  }
+
+  function pareto() {
+    const front = has(here().groups, "accuracy", "speedup").filter((g) => g.front).sort((a, b) => value(a, "speedup") - value(b, "speedup"));
+    const traces = front.length ? [{
+      name: "not beaten", showlegend: false, mode: "lines+markers", x: front.map((g) => value(g, "speedup")), y: front.map((g) => 100 * value(g, "accuracy")), hoverinfo: "skip",
+      line: { color: mix(css("--accent"), 0.55), width: 2, shape: "linear" }, marker: { size: 19, color: "rgba(0,0,0,0)", line: { color: css("--accent"), width: 2 } },
+    }] : [];
+    traces.push(...byMethod((method, groups, look) => {
+      const known = has(groups, "accuracy", "speedup");
+      return known.length ? [{
+        name: method, mode: "markers", x: known.map((g) => value(g, "speedup")), y: known.map((g) => 100 * value(g, "accuracy")),
+        error_x: { type: "data", array: known.map((g) => spread(g, "speedup") || 0), thickness: 1, width: 0, color: mix(look.color, 0.45) },
+        error_y: { type: "data", array: known.map((g) => 100 * (spread(g, "accuracy") || 0)), thickness: 1, width: 0, color: mix(look.color, 0.45) },
+        marker: { color: look.color, symbol: look.symbol, size: 9 }, customdata: known.map((g) => 100 * g.sparsity),
+        hovertemplate: "<b>" + method + "</b>, %{customdata:.4g} % zeros<br>%{x:.2f} times faster<br>%{y:.1f} %<extra></extra>",
+      }] : [];
+    }));
+    const dense = here().dense;
+    if (traces.length && dense !== null) traces.push({ name: "dense", mode: "markers", x: [1], y: [100 * dense], marker: { symbol: "cross-thin", size: 12, line: { width: 2.5, color: css("--ink") } }, hovertemplate: "<b>dense</b><br>%{y:.1f} %<extra></extra>" });
+    draw("pareto", traces, { xaxis: { title: title("times faster than dense") }, yaxis: { title: title("test accuracy, %") } });
+  }
+
+  function macs() {
+    const most = Math.max(1.5, ...has(here().groups, "mac_kept", "speedup").map((g) => value(g, "mac_dense") / value(g, "mac_kept")));
+    const traces = byMethod((method, groups, look) => {
+      const known = has(groups, "mac_kept", "mac_dense", "speedup");
+      return known.length ? [{
+        name: method, mode: "lines+markers", x: known.map((g) => value(g, "mac_dense") / value(g, "mac_kept")), y: known.map((g) => value(g, "speedup")),
+        line: { color: look.color, width: 1.6, dash: look.dash }, marker: { color: look.color, symbol: look.symbol, size: 9 }, customdata: known.map((g) => 100 * g.sparsity),
+        hovertemplate: "<b>" + method + "</b>, %{customdata:.4g} % zeros<br>%{x:.2f} times fewer multiply-adds<br>%{y:.2f} times faster<extra></extra>",
+      }] : [];
+    });
+    if (traces.length) traces.push({ name: "ideal", mode: "lines", x: [1, most], y: [1, most], line: { color: css("--soft"), dash: "dash", width: 1.4 }, hoverinfo: "skip" });
+    const ticks = { tickvals: [0.5, 1, 1.5, 2, 3, 5, 10, 20, 50, 100], type: "log" };
+    draw("macs", traces, { xaxis: { title: title("times fewer multiply-adds"), ...ticks }, yaxis: { title: title("times faster"), ...ticks } });
+  }
+
+  function certificate() {
+    const traces = byMethod((method, groups, look) => {
+      const known = has(groups, "bound");
+      if (!known.length) return [];
+      const x = known.map((g) => 100 * g.sparsity);
+      const attained = known.filter((g) => value(g, "attained") > 0);
+      return [{
+        name: method, legendgroup: method, mode: "lines+markers", x, y: known.map((g) => value(g, "bound")),
+        error_y: { type: "data", array: known.map((g) => spread(g, "bound") || 0), thickness: 1.2, width: 3 },
+        line: { color: look.color, width: 2, dash: look.dash }, marker: { color: look.color, symbol: look.symbol, size: 9 },
+        hovertemplate: "<b>" + method + "</b>, %{x:.4g} % zeros<br>certified: at most %{y:.4g}<extra></extra>",
+      }, {
+        name: method, legendgroup: method, showlegend: false, mode: "markers", x: attained.map((g) => 100 * g.sparsity), y: attained.map((g) => value(g, "attained")),
+        marker: { color: look.color, symbol: look.symbol + "-open", size: 9, line: { width: 2 } },
+        hovertemplate: "<b>" + method + "</b>, %{x:.4g} % zeros<br>attained %{y:.4g}<extra></extra>",
+      }];
+    });
+    draw("certificate", traces, { xaxis: { title: title("zeros, %") }, yaxis: { title: title("change of the outputs, 2-norm"), type: "log", dtick: "D2" } });
+  }
+
+  function energy() {
+    const traces = byMethod((method, groups, look) => {
+      const known = has(groups, "energy_removed");
+      const told = has(groups, "energy_predicted");
+      const x = (list) => list.map((g) => 100 * (value(g, "realised_sparsity") ?? g.sparsity));
+      const found = known.length ? [{
+        name: method, legendgroup: method, mode: "markers", x: x(known), y: known.map((g) => 100 * value(g, "energy_removed")), marker: { color: look.color, symbol: look.symbol, size: 9 },
+        hovertemplate: "<b>" + method + "</b>, %{x:.4g} % zeros<br>%{y:.2f} % of the energy removed<extra></extra>",
+      }] : [];
+      if (told.length) found.push({
+        name: method, legendgroup: method, showlegend: false, mode: told.length > 1 ? "lines" : "markers", x: x(told), y: told.map((g) => 100 * value(g, "energy_predicted")),
+        line: { color: look.color, width: 1.8, dash: look.dash }, marker: { color: look.color, symbol: "line-ew-open", size: 14, line: { width: 2 } },
+        hovertemplate: "<b>" + method + "</b>, %{x:.4g} % zeros<br>%{y:.2f} % expected<extra></extra>",
+      });
+      return found;
+    });
+    draw("energy", traces, { xaxis: { title: title("zeros, %") }, yaxis: { title: title("energy removed, %"), rangemode: "tozero" } });
+  }
+
+  function kernel(chosen) {
+    const peers = here().groups.filter((g) => g.sparsity === chosen.sparsity && g.eigenvalues.length);
+    const line = (name, values, look, wide) => ({
+      name, mode: "lines+markers", x: values.map((_, place) => place + 1), y: values.map((v) => Math.max(v, 1e-12)), line: { color: look.color, width: wide, dash: look.dash },
+      marker: { color: look.color, symbol: look.symbol, size: 6 }, hovertemplate: "<b>" + name + "</b><br>eigenvalue %{x}: %{y:.4g}<extra></extra>",
+    });
+    const traces = peers.map((g) => line(g.method, g.eigenvalues, style(here().methods.indexOf(g.method)), 2));
+    if (traces.length && here().eigenvalues.length) traces.unshift(line("dense", here().eigenvalues, { color: css("--ink"), symbol: "circle-open", dash: "dot" }, 1.6));
+    draw("kernel", traces, { xaxis: { title: title("eigenvalue, largest first") }, yaxis: { title: title("value"), type: "log", dtick: 1, exponentformat: "power" } });
+  }
+
+  // --------------------------------------------------------------------------------------------------------- layers
+  const COLUMNS = [
+    ["kept", (r) => r.kept / r.total, (r) => percent(r.kept / r.total), null, 1],
+    ["energy removed", (r) => r.energy_removed, (r) => percent(r.energy_removed), (r) => r.energy_predicted, 1],
+    ["norm removed", (r) => (r.norm ? r.norm_removed / r.norm : null), (r) => `${short(r.norm_removed)} of ${short(r.norm)}`, null, 1],
+    ["sensitivity", (r) => r.sensitivity, (r) => (r.sensitivity >= 0 ? "+" : "−") + short(Math.abs(r.sensitivity)), null, 0],
+    ["share of the certificate", (r) => r.certificate_share, (r) => percent(r.certificate_share), null, 1],
+    ["time against dense", (r) => (r.time_dense_us ? r.time_us / r.time_dense_us : null), (r) => `${short(r.time_us)} of ${short(r.time_dense_us)} µs`, () => 1, 0],
+  ];
+
+  function layers(chosen) {
+    const head = find("#layer-table thead"), body = find("#layer-table tbody");
+    const columns = COLUMNS.filter(([, measure]) => chosen.layers.some((row) => measure(row) !== null && measure(row) !== undefined));
+    head.replaceChildren(element("tr", {}, [element("th", { scope: "col" }, ["layer"]), ...columns.map(([name]) => element("th", { scope: "col" }, [name]))]));
+    body.replaceChildren(...chosen.layers.map((row) => {
+      const name = element("td", {}, [row.name.replace(/\.weight$/, ""), element("small", {}, [row.shape.join(" × ")])]);
+      return element("tr", {}, [name, ...columns.map(([, measure, say, mark, full]) => {
+        const amount = measure(row);
+        if (amount === null || amount === undefined) return element("td", {}, ["–"]);
+        const marks = mark ? chosen.layers.map((r) => mark(r) || 0) : [0];
+        const top = full || Math.max(1e-12, ...chosen.layers.map((r) => measure(r) || 0), ...marks);
+        const part = (x) => `${Math.min(100, Math.max(0, (100 * x) / top)).toFixed(1)}%`;
+        const meter = element("span", { class: "meter", "aria-hidden": "true" }, [element("i", { style: `width:${part(amount)}` }, [])]);
+        if (mark && mark(row)) meter.append(element("b", { style: `left:calc(${part(mark(row))} - 1px)` }, []));
+        return element("td", {}, [say(row), meter]);
+      })]);
+    }));
+  }
+
+  function element(tag, attributes, children) {
+    const made = document.createElement(tag);
+    for (const [name, text] of Object.entries(attributes)) made.setAttribute(name, text);
+    made.append(...children);
+    return made;
+  }
+
+  function thumbnail(mask, caption) {
+    const canvas = element("canvas", { width: mask.columns, height: mask.rows, role: "img" }, []);
+    const bytes = Uint8Array.from(atob(mask.bits), (c) => c.charCodeAt(0));
+    const pen = canvas.getContext("2d");
+    let kept = 0;
+    pen.fillStyle = css("--card"); pen.fillRect(0, 0, mask.columns, mask.rows); pen.fillStyle = css("--ink");
+    for (let place = 0; place < mask.rows * mask.columns; place++) {
+      if (bytes[place >> 3] & (128 >> (place & 7))) { kept++; pen.fillRect(place % mask.columns, Math.floor(place / mask.columns), 1, 1); }
+    }
+    canvas.setAttribute("aria-label", `Mask, ${caption}: ${kept} of ${mask.rows * mask.columns} weights of this corner stay`);
+    return element("div", {}, [canvas, element("p", {}, [caption])]);
+  }
+
+  function masks(chosen) {
+    const plain = (mask) => mask.name.replace(/\.weight$/, "");
+    find("#masks").replaceChildren(...chosen.masks.map((mask) => thumbnail(mask, `${plain(mask)}, ${mask.rows} × ${mask.columns}`)));
+    const peers = here().groups.filter((g) => g.sparsity === chosen.sparsity && g.masks.length);
+    find("#peers").hidden = peers.length < 2;
+    if (peers.length < 2) return;
+    const widest = chosen.masks.indexOf(chosen.masks.reduce((one, other) => (other.rows * other.columns > one.rows * one.columns ? other : one)));
+    find("#peers h4").textContent = `${plain(chosen.masks[widest])} under each method, ${percent(chosen.sparsity, 0)} zeros`;
+    find("#peers .masks").replaceChildren(...peers.map((g) => thumbnail(g.masks[widest], g.method)));
+  }
+
+  function chosenGroup() {
+    const select = find(`#group-${panel}`);
+    return here().groups[select ? +select.value : 0];
+  }
+
+  function detail() {
+    const chosen = chosenGroup();
+    layers(chosen); masks(chosen); kernel(chosen);
+    all(".numbers tbody tr").forEach((row) => row.classList.toggle("chosen", row.closest(".panel").dataset.panel === String(panel) && here().groups[+row.dataset.group] === chosen));
+  }
+
+  function render() { accuracy(); pareto(); macs(); certificate(); energy(); detail(); }
+
+  // ---------------------------------------------------------------------------------------------------------- table
+  function sortBy(header) {
+    const table = header.closest("table"), place = [...header.parentNode.children].indexOf(header);
+    const down = header.getAttribute("aria-sort") === "ascending";
+    table.querySelectorAll("th").forEach((other) => other.setAttribute("aria-sort", "none"));
+    header.setAttribute("aria-sort", down ? "descending" : "ascending");
+    const key = (row) => row.children[place].dataset.value;
+    const numeric = header.dataset.key !== "method";
+    const order = (a, b) => {
+      const [one, other] = [key(a), key(b)];
+      if (one === "" || other === "") return (one === "") - (other === "");  // what is missing stays below
+      return (numeric ? one - other : one.localeCompare(other)) * (down ? -1 : 1);
+    };
+    const body = table.tBodies[0];
+    body.append(...[...body.rows].sort(order));
+  }
+
+  function filter() {
+    const wanted = find("#filter").value.toLowerCase().replace(/\s+/g, " ").trim();
+    let shown = 0, total = 0;
+    all(".numbers tbody tr").forEach((row) => {
+      const fits = [...row.cells].map((cell) => cell.textContent).join(" | ").toLowerCase().replace(/\s+/g, " ").includes(wanted);
+      row.hidden = !fits;
+      if (!row.closest(".panel").hidden) { total++; shown += fits; }
+    });
+    find("#count").textContent = `${shown} of ${total} rows`;
+  }
+
+  // --------------------------------------------------------------------------------------------------------- events
+  all(".numbers th button").forEach((button) => button.addEventListener("click", () => sortBy(button.closest("th"))));
+  all(".numbers tbody tr").forEach((row) => row.addEventListener("click", () => { find(`#group-${panel}`).value = row.dataset.group; detail(); }));
+  all("select.group").forEach((select) => select.addEventListener("change", detail));
+  find("#filter").addEventListener("input", filter);
+  if (find("#panel")) find("#panel").addEventListener("change", (event) => {
+    panel = +event.target.value;
+    all(".panel").forEach((part) => { part.hidden = part.dataset.panel !== String(panel); });
+    render(); filter();
+  });
+  const dark = matchMedia("(prefers-color-scheme: dark)");
+  find("#theme").addEventListener("click", () => {
+    const now = root.dataset.theme || (dark.matches ? "dark" : "light");
+    root.dataset.theme = now === "dark" ? "light" : "dark";
+    render();
+  });
+  dark.addEventListener("change", () => { if (!printing) render(); });
+  let before = "";
+  window.addEventListener("beforeprint", () => { printing = true; before = root.dataset.theme || ""; root.dataset.theme = "light"; render(); });
+  window.addEventListener("afterprint", () => { printing = false; if (before) root.dataset.theme = before; else delete root.dataset.theme; render(); });
+
+  all(".numbers tbody td.text").forEach((cell) => {
+    const place = data.panels[+cell.closest(".panel").dataset.panel].methods.indexOf(cell.textContent);
+    cell.prepend(element("span", { class: "dot", style: `background:var(--c${place % 8})` }, []));
+  });
+  render(); filter();
+  root.dataset.ready = "yes";
+})();

@@ -1,0 +1,187 @@
+"""`write_report`: one self-contained page from the store of a study."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import datetime
+import io
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from prunus.errors import BadInput
+from prunus.files import replace_file
+from prunus.report import svg, words
+from prunus.report.facts import Panel, panels, payload
+from prunus.study.store import COLUMNS, Result, Store
+
+HERE = Path(__file__).parent
+TABLE = (
+    ("method", "method", "how the weights to drop were chosen"),
+    ("sparsity", "zeros", "fraction of zeros that was asked for"),
+    ("accuracy", "accuracy", "on the test set; mean and standard deviation over seeds"),
+    ("lost", "lost", "accuracy of the dense network minus this"),
+    ("speedup", "faster", "time of the dense network over time of the packed one"),
+    ("smaller", "smaller", "bytes of the dense tensors over bytes of the packed ones"),
+    ("bound", "off by at most", "certified: largest change of the outputs near the test points"),
+    ("attained", "attained", "the largest change a search found there"),
+    ("energy", "energy lost", "share of the sum of squared weights that pruning removes"),
+    ("condition", "condition", "tangent kernel: largest over smallest eigenvalue"),
+)
+
+
+def write_report(store: Store, path: str | os.PathLike[str], title: str = "") -> Path:
+    """Write the page of a study and return its path. The page needs nothing but itself."""
+    return replace_file(path, render(store, title))
+
+
+def render(store: Store, title: str = "") -> str:
+    """The page as text."""
+    results = store.results()
+    found = panels(results, store.bases())
+    if not found:
+        raise BadInput(f"The study {store.path} has no finished cell yet: run prunus study first.")
+    from jinja2 import Environment, FileSystemLoader
+
+    environment = Environment(loader=FileSystemLoader(HERE), autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    environment.filters["percent"] = words.percent
+    shown = [_panel(panel) for panel in found]
+    failed = [result for result in results if result.status == "failed"]
+    return environment.get_template("page.html").render(
+        title=title or _title(found),
+        panels=shown,
+        columns=TABLE,
+        cells=len(results),
+        failed=[{"what": _what(result), "error": result.error} for result in failed],
+        notes=_notes(results),
+        data=_script_safe({"panels": [payload(panel) for panel in found]}),
+        style=(HERE / "style.css").read_text("utf8"),
+        script=(HERE / "page.js").read_text("utf8"),
+        plotly=(HERE / "plotly-basic.min.js").read_text("utf8"),
+        command=_command(results),
+        versions=results[0].record.get("versions", {}),
+        settings=results[0].config["settings"],
+        day=datetime.date.today().isoformat(),
+        csv=_csv(results),
+    )
+
+
+def _title(found: Sequence[Panel]) -> str:
+    names = list(dict.fromkeys(panel.network for panel in found))
+    return f"{names[0]}, pruned" if len(names) == 1 else f"{len(names)} networks, pruned"
+
+
+def _panel(panel: Panel) -> dict[str, Any]:
+    base = panel.bases[0] if panel.bases else {}
+    chosen = words.best(panel)
+    return {
+        "name": panel.name,
+        "headline": words.headline(panel),
+        "remarks": words.remarks(panel),
+        "alternatives": words.describe(panel),
+        "cards": _cards(panel),
+        "chosen": panel.groups.index(chosen) if chosen is not None else 0,
+        "choices": [f"{group.method}, {words.percent(group.sparsity, 0)} zeros" for group in panel.groups],
+        "rows": [_row(panel, number) for number in range(len(panel.groups))],
+        "histograms": svg.histograms(base.get("weights", [])),
+        "has_kernel": any(group.results[0].record.get("kernel") for group in panel.groups),
+    }
+
+
+def _cards(panel: Panel) -> list[tuple[str, str, str]]:
+    """The few numbers at the top: what, value, beside it."""
+    group = words.best(panel)
+    if group is None:
+        return []
+    cards = [("accuracy", words.spread(group.means["accuracy"]), f"dense {words.percent(panel.dense or 0)}")]
+    faster, smaller, bound = group.mean("speedup"), group.smaller, group.mean("bound")
+    if faster is not None:
+        now, before = group.mean("time_us") or 0, group.mean("time_dense_us") or 0
+        cards.append(("faster", f"{faster:.1f} ×", f"{_time(now)} instead of {_time(before)}"))
+    if smaller is not None:
+        now, before = group.mean("bytes") or 0, group.mean("bytes_dense") or 0
+        cards.append(("smaller", f"{smaller:.1f} ×", f"{_size(now)} instead of {_size(before)}"))
+    if bound is not None:
+        attained = group.mean("attained")
+        beside = f"a search finds {words.number(attained)}" if attained is not None else "2-norm of the outputs"
+        cards.append(("off by at most", words.number(bound), beside))
+    return cards
+
+
+def _time(microseconds: float) -> str:
+    return f"{microseconds:.0f} µs" if microseconds < 2000 else f"{microseconds / 1000:.1f} ms"
+
+
+def _size(count: float) -> str:
+    return f"{count / 1024:.0f} kB" if count < 2**20 else f"{count / 2**20:.1f} MB"
+
+
+def _row(panel: Panel, number: int) -> dict[str, tuple[str, float | str | None]]:
+    """One line of the table: for each column what is shown and what is sorted by."""
+    group = panel.groups[number]
+    accuracy, dense = group.means.get("accuracy"), group.mean("accuracy_dense")
+    lost = None if accuracy is None or dense is None else dense - accuracy.value
+    plain: dict[str, float | None] = {
+        name: group.mean(column)
+        for name, column in (("bound", "bound"), ("attained", "attained"), ("condition", "kernel_condition"))
+    }
+    energy, faster, smaller = group.mean("energy_removed"), group.mean("speedup"), group.smaller
+    return {
+        "method": (group.method, group.method),
+        "sparsity": (words.percent(group.sparsity, 0), group.sparsity),
+        "accuracy": ("–" if accuracy is None else words.spread(accuracy), None if accuracy is None else accuracy.value),
+        "lost": ("–" if lost is None else f"{100 * lost:.1f}", lost),
+        "speedup": ("–" if faster is None else f"{faster:.2f} ×", faster),
+        "smaller": ("–" if smaller is None else f"{smaller:.2f} ×", smaller),
+        "energy": ("–" if energy is None else words.percent(energy), energy),
+        **{name: ("–" if value is None else words.number(value), value) for name, value in plain.items()},
+    }
+
+
+def _what(result: Result) -> str:
+    config = result.config
+    return f"{config['model']} {config['score']} {config['pattern']} {config['sparsity']:g} seed {config['seed']}"
+
+
+def _notes(results: Sequence[Result]) -> list[str]:
+    found: dict[str, int] = {}
+    for result in results:
+        for name, note in result.record.get("notes", {}).items():
+            found[f"{name} {note}"] = found.get(f"{name} {note}", 0) + 1
+    return [f"{note} ({count} cells)" for note, count in found.items()]
+
+
+def _command(results: Sequence[Result]) -> str:
+    """The study as a TOML file: what `prunus study --grid` reads."""
+    from prunus.study.grid import AXES, Settings
+
+    lines = []
+    for axis in AXES:
+        values = list(dict.fromkeys(result.config[axis] for result in results))
+        lines.append(f"{axis} = {json.dumps(values)}")
+    given, usual = results[0].config["settings"], Settings()
+    changed = {name: value for name, value in given.items() if value != _plain(getattr(usual, name))}
+    if changed:
+        lines += ["", "[settings]", *(f"{name} = {json.dumps(value)}" for name, value in changed.items())]
+    return "\n".join(lines)
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _csv(results: Sequence[Result]) -> str:
+    text = io.StringIO()
+    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(result.row for result in results)
+    return "data:text/csv;base64," + base64.b64encode(text.getvalue().encode()).decode()
+
+
+def _script_safe(record: Any) -> str:
+    """JSON that cannot end the script element it stands in."""
+    text = json.dumps(record, separators=(",", ":"), allow_nan=False)
+    return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")

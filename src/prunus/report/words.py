@@ -1,0 +1,139 @@
+"""A study in words: the summary at the top, and what each picture shows for those who do not see it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+
+from prunus.report.facts import Panel
+from prunus.study.groups import Group, Mean
+
+NARROW = "\u00a0"
+"""A space where no line may break."""
+_CLOSE = 0.01
+"""Accuracy that may be lost by what the summary recommends."""
+
+
+def percent(value: float, digits: int = 1) -> str:
+    return f"{100 * value:.{digits}f}{NARROW}%"
+
+
+def spread(mean: Mean) -> str:
+    """91.2 ± 0.3 %"""
+    if mean.deviation is None:
+        return percent(mean.value)
+    return f"{100 * mean.value:.1f}{NARROW}±{NARROW}{100 * mean.deviation:.1f}{NARROW}%"
+
+
+def number(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+
+
+def best(panel: Panel) -> Group | None:
+    """What the summary speaks of: the sparsest group that is as good as dense, or else the most accurate one."""
+    known = [group for group in panel.groups if group.mean("accuracy") is not None]
+    if not known:
+        return None
+    dense = panel.dense
+    close = [group for group in known if dense is not None and (group.mean("accuracy") or 0) >= dense - _CLOSE]
+    if close:
+        return max(close, key=lambda group: (group.sparsity, group.mean("speedup") or 0, group.mean("accuracy") or 0))
+    return max(known, key=lambda group: (group.mean("accuracy") or 0, group.sparsity))
+
+
+def headline(panel: Panel) -> str:
+    """At 90 % balanced the network keeps 91.2 ± 0.3 %, runs 3.1 times faster, ..."""
+    group = best(panel)
+    if group is None:
+        return f"No cell of {panel.name} has been measured yet."
+    accuracy = group.means["accuracy"]
+    parts = [f"keeps {spread(accuracy)} accuracy" + (f" ({percent(panel.dense)} dense)" if panel.dense else "")]
+    faster, smaller, bound = group.mean("speedup"), group.smaller, group.mean("bound")
+    if faster is not None:
+        parts.append(f"runs {faster:.1f} times faster" if faster >= 1.05 else "runs as fast as dense")
+    if smaller is not None:
+        parts.append(f"is {smaller:.1f} times smaller" if smaller >= 1.05 else "is no smaller")
+    if bound is not None:
+        parts.append(f"differs by at most {number(bound)} near the test points")
+    joined = f"{', '.join(parts[:-1])} and {parts[-1]}" if len(parts) > 1 else parts[0]
+    return f"At {percent(group.sparsity, 0)} {group.method}, the network {joined}."
+
+
+def remarks(panel: Panel) -> list[str]:
+    """A few sentences more: the price of the pattern, the theory, the certificate, the limits."""
+    found = []
+    drop = _steepest(panel)
+    if drop is not None:
+        before, after = drop
+        found.append(
+            f"The steepest fall of accuracy: {after.method} from {percent(before.mean('accuracy') or 0)} at "
+            f"{percent(before.sparsity, 0)} zeros to {percent(after.mean('accuracy') or 0)} at "
+            f"{percent(after.sparsity, 0)}."
+        )
+    energy = [
+        abs((group.mean("energy_removed") or 0) - (group.mean("energy_predicted") or 0))
+        for group in panel.groups
+        if group.mean("energy_predicted") is not None
+    ]
+    if energy:
+        found.append(
+            f"Theory for independent normal weights predicts the removed energy to within {percent(max(energy))} "
+            "of the whole."
+        )
+    ratios = [
+        (group.mean("bound") or 0) / (group.mean("attained") or 1)
+        for group in panel.groups
+        if group.mean("bound") is not None and group.mean("attained")
+    ]
+    if ratios:
+        found.append(f"Certificates lie {min(ratios):.2f} to {max(ratios):.2f} times above what a search attains.")
+    if panel.seeds > 1:
+        found.append(f"Means and standard deviations are over {panel.seeds} seeds; a bar on a point is one of them.")
+    return found
+
+
+def _steepest(panel: Panel) -> tuple[Group, Group] | None:
+    worst, pair = 0.02, None
+    for method in panel.methods:
+        groups = [group for group in panel.groups if group.method == method and group.mean("accuracy") is not None]
+        for before, after in pairwise(groups):
+            fall = (before.mean("accuracy") or 0) - (after.mean("accuracy") or 0)
+            if fall > worst:
+                worst, pair = fall, (before, after)
+    return pair
+
+
+def describe(panel: Panel) -> dict[str, str]:
+    """Text alternatives of the pictures, by their name."""
+    return {
+        "accuracy": _series(panel, "Accuracy against sparsity.", "accuracy", percent),
+        "pareto": _front(panel),
+        "certificate": _series(panel, "Certified bound against sparsity.", "bound", number),
+        "energy": _series(panel, "Share of weight energy removed, against sparsity.", "energy_removed", percent),
+        "macs": _series(panel, "Times faster than dense.", "speedup", lambda value: f"{value:.2f}"),
+        "kernel": _series(panel, "Condition number of the tangent kernel.", "kernel_condition", number),
+    }
+
+
+def _series(panel: Panel, title: str, column: str, show: Callable[[float], str]) -> str:
+    sentences = [title]
+    for method in panel.methods:
+        points = [
+            f"{show(value)} at {percent(group.sparsity, 0)}"
+            for group in panel.groups
+            if group.method == method and (value := group.mean(column)) is not None
+        ]
+        if points:
+            sentences.append(f"{method}: {', '.join(points)}.")
+    return " ".join(sentences) if len(sentences) > 1 else f"{title} Nothing was measured."
+
+
+def _front(panel: Panel) -> str:
+    points = [
+        f"{group.method} at {percent(group.sparsity, 0)} ({group.mean('speedup'):.2f} times faster, "
+        f"{percent(group.mean('accuracy') or 0)})"
+        for group in panel.front
+    ]
+    if not points:
+        return "Accuracy against speed. Nothing was timed."
+    return f"Accuracy against speed. Not beaten in both: {'; '.join(points)}."

@@ -1,0 +1,178 @@
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from prunus.cli import run
+from prunus.errors import BadInput
+from prunus.report import render, write_report
+from prunus.report.facts import panels, payload
+from prunus.report.words import best, headline, remarks
+from prunus.study import Grid, LocalEngine, Store, run_study
+from support.browser import browser, opened
+from support.studies import tiny
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A real study: two networks, three patterns, two seeds, and a cell that fails."""
+    place = tmp_path_factory.mktemp("study")
+    cells = tiny(model=("fc:64-16-10", "fc:64-10"), pattern=("unstructured", "balanced:16", "2:4"), seed=(0, 1))
+    cells = [cell for cell in cells if cell.model == "fc:64-16-10" or cell.seed == 0]
+    run_study(cells, place, engine=LocalEngine(1))
+    with Store(place, create=True) as store:
+        store.add(tiny(pattern=("channels",))[0], error="Something <b>else</b> failed.")
+    return place
+
+
+@pytest.fixture(scope="module")
+def page(folder: Path) -> Path:
+    with Store(folder) as store:
+        return write_report(store, folder / "report.html")
+
+
+class Outline(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.ids: list[str] = []
+        self.loads: list[str] = []
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        found = dict(attributes)
+        if found.get("id"):
+            self.ids.append(found["id"] or "")
+        if tag in ("script", "img", "iframe", "link", "source"):
+            self.loads.append(found.get("src") or found.get("href") or "")
+
+
+def test_the_page_is_one_small_file(page: Path) -> None:
+    text = page.read_text("utf8")
+    outline = Outline()
+    outline.feed(text)
+    assert page.stat().st_size < 6e6
+    assert all(not url or url.startswith("data:") for url in outline.loads)
+    assert len(outline.ids) == len(set(outline.ids))
+    assert "Something &lt;b&gt;else&lt;/b&gt; failed." in text
+
+
+def test_the_summary_says_what_was_measured(folder: Path) -> None:
+    with Store(folder) as store:
+        found = panels(store.results(), store.bases())
+    assert [panel.network for panel in found] == ["fc:64-10", "fc:64-16-10"]
+    panel = found[1]
+    group = best(panel)
+    assert group is not None
+    assert panel.methods[0] == "unstructured"
+    sentence = headline(panel).replace("\u00a0", " ")
+    assert f"{100 * group.means['accuracy'].value:.1f} ±" in sentence
+    assert f"{100 * (panel.dense or 0):.1f} % dense" in sentence
+    assert "differs by at most" in sentence
+    assert any("2 seeds" in text for text in remarks(panel))
+    data = payload(panel)
+    for row in data["groups"]:
+        assert row["values"]["bound"][0] >= row["values"]["attained"][0]
+        assert len(row["layers"]) == len(row["masks"]) == 2
+
+
+def test_the_study_on_the_page_is_the_study(folder: Path, page: Path, tmp_path: Path) -> None:
+    blocks = re.findall(r"<pre[^>]*><code>(.*?)</code>", page.read_text("utf8"), re.DOTALL)
+    text = blocks[0].replace("&#34;", '"').replace("&quot;", '"')
+    (tmp_path / "study.toml").write_text(text)
+    assert tomllib.loads(text)["settings"]["length"] == "1ep"
+    keys = {cell.key for cell in Grid.read(tmp_path / "study.toml").cells()}
+    with Store(folder) as store:
+        assert {result.key for result in store.results()} <= keys
+
+
+def test_an_empty_study_has_no_page(tmp_path: Path) -> None:
+    with Store(tmp_path, create=True) as store, pytest.raises(BadInput, match="no finished cell"):
+        render(store)
+
+
+def test_the_command(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["report", str(folder), "-o", str(tmp_path / "page.html"), "--title", "Two nets"]) == 0
+    shown = capsys.readouterr().out
+    assert str(tmp_path / "page.html") in shown
+    assert "the network keeps" in shown
+    assert "<h1>Two nets</h1>" in (tmp_path / "page.html").read_text("utf8")
+    assert run(["report", str(tmp_path / "absent")]) == 2
+
+
+# ------------------------------------------------------------------------------------------------------ in the browser
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Any]:
+    with browser() as running:
+        yield running
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
+def test_it_opens_offline_without_complaints(chromium: Any, page: Path, width: int, scheme: str) -> None:
+    with opened(chromium, page, width, scheme) as (tab, complaints):
+        assert tab.evaluate("document.documentElement.scrollWidth") <= width, "nothing sticks out sideways"
+        drawn = tab.evaluate("[...document.querySelectorAll('.plot')].map(p => p.querySelectorAll('.trace').length)")
+        assert len(drawn) == 6
+        assert min(drawn[:5]) > 0
+        labels = tab.evaluate("[...document.querySelectorAll('.plot')].map(p => p.getAttribute('aria-label'))")
+        assert all(len(label) > 20 for label in labels)
+        dark = tab.evaluate("getComputedStyle(document.body).backgroundColor")
+        assert (sum(map(int, re.findall(r"\d+", dark)[:3])) < 200) == (scheme == "dark")
+        assert complaints == []
+
+
+def test_sorting_and_filtering(chromium: Any, page: Path) -> None:
+    with opened(chromium, page) as (tab, complaints):
+        tab.select_option("#panel", "1")
+
+        def column(place: int) -> list[str]:
+            cells = f".panel:not([hidden]) .numbers tbody tr:not([hidden]) td:nth-child({place})"
+            return list(tab.evaluate(f"[...document.querySelectorAll('{cells}')].map(c => c.dataset.value)"))
+
+        header = tab.locator(".panel:not([hidden]) .numbers th[data-key=bound]")
+        header.locator("button").click()
+        up = [float(text) for text in column(7)]
+        assert up == sorted(up)
+        assert header.get_attribute("aria-sort") == "ascending"
+        header.locator("button").click()
+        assert [float(text) for text in column(7)] == sorted(up, reverse=True)
+        tab.locator(".panel:not([hidden]) .numbers th[data-key=method] button").click()
+        assert column(1) == sorted(column(1))
+        tab.fill("#filter", "balanced")
+        assert set(column(1)) == {"balanced:16"}
+        assert tab.inner_text("#count") == "1 of 3 rows"
+        tab.fill("#filter", "nothing like this")
+        assert column(1) == []
+        tab.fill("#filter", "")
+        assert len(column(1)) == 3
+        assert complaints == []
+
+
+def test_hovering_choosing_and_the_other_theme(chromium: Any, page: Path) -> None:
+    with opened(chromium, page) as (tab, complaints):
+        tab.select_option("#panel", "1")
+        point = tab.locator("#plot-accuracy .scatterlayer .point").first
+        point.scroll_into_view_if_needed()
+        box = point.bounding_box()
+        tab.mouse.move(box["x"] - 3, box["y"] - 3)
+        tab.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2, steps=4)
+        tab.wait_for_selector("#plot-accuracy .hoverlayer .hovertext", timeout=5000)
+        assert "accuracy" in (tab.text_content("#plot-accuracy .hoverlayer") or "")
+        before = tab.inner_text("#layer-table")
+        assert tab.locator("#masks canvas").count() == 2
+        tab.locator(".panel:not([hidden]) .numbers tbody tr").nth(2).click()
+        assert tab.inner_text("#layer-table") != before
+        assert tab.locator(".numbers tr.chosen").count() == 1
+        paper = tab.evaluate("getComputedStyle(document.body).backgroundColor")
+        tab.click("#theme")
+        assert tab.evaluate("getComputedStyle(document.body).backgroundColor") != paper
+        tab.emulate_media(media="print")
+        assert not tab.is_visible(".bar")
+        assert tab.is_visible("#plot-accuracy")
+        assert complaints == []
