@@ -2,8 +2,15 @@
 
 Draws mutants of `src/prunus/theory` (without the checks), reproducibly from a seed: flipped comparisons, swapped
 operators, perturbed constants and defaults, lost negations, swapped min and max. Each runs against its own subject's
-tests in a subprocess, on a copy of the package. Results go to docs/evidence/mutation.json and .md; explanations of
-survivors are kept in docs/evidence/mutation-survivors.toml.
+tests in a forked process, on a copy of the package. Results go to docs/evidence/mutation.json and .md; explanations
+of survivors are kept in docs/evidence/mutation-survivors.toml.
+
+Not drawn, because no result depends on it by construction:
+- annotations, decorators (sizes of caches), imports, `__all__`, docstrings, f-strings and what is raised;
+- on a line marked `# accuracy only`, another number, and < for <= or > for >=. Such lines hold how far a sum or an
+  integral goes and its nodes, the size of a chunk, what is forgiven as rounding, where a search begins or ends, and
+  where one form of a number hands over to another. Operators, flipped comparisons and names are drawn there too;
+- the -1 of `reshape`: every negative number means the same there.
 
     python tests/mutation.py --count 200
     python tests/mutation.py --only tangent --count 20 --trial
@@ -13,18 +20,11 @@ from __future__ import annotations
 
 import argparse
 import ast
-import importlib
-import json
-import os
+import itertools
 import queue
 import random
-import resource
-import shutil
-import signal
-import subprocess
 import sys
 import tempfile
-import time
 import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -33,14 +33,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from support.evidence import record
+from support.forked import Outcome, Worker
+
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
-PACKAGE = ROOT / "src" / "prunus"
-THEORY = PACKAGE / "theory"
+THEORY = ROOT / "src" / "prunus" / "theory"
 SURVIVORS = ROOT / "docs" / "evidence" / "mutation-survivors.toml"
 WANTED_SHARE = 0.95
-MEMORY = 6 << 30  # bytes a run may use
-TIMEOUT, STRANGER = 251, 252  # exit statuses of a run
+MARK = "# accuracy only"
 TESTS = {  # modules whose tests bear another name
     "verify": ["tests/theory/test_verify.py", "tests/cli/test_theory.py"],
     "laws": [
@@ -97,15 +98,6 @@ class Mutant:
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """Whether the tests passed, what failed first, and the seconds each test took."""
-
-    passed: bool
-    by: str
-    durations: dict[str, float]
-
-
-@dataclass(frozen=True)
 class Candidate:
     """A change that can be made to a parsed file: what it is, where, and the function that makes it."""
 
@@ -116,12 +108,20 @@ class Candidate:
     change: Callable[[], None]
 
 
-def candidates(tree: ast.Module) -> Iterator[Candidate]:
-    """All changes of one file, in a fixed order. `change` alters the tree in place."""
+def candidates(source: str) -> tuple[ast.Module, Iterator[Candidate]]:
+    """The parsed file and all its changes, in a fixed order. `change` alters the tree in place."""
+    tree = ast.parse(source)
+    marked = {number for number, line in enumerate(source.splitlines(), 1) if line.endswith(MARK)}
+    return tree, _candidates(tree, marked)
+
+
+def _candidates(tree: ast.Module, marked: set[int]) -> Iterator[Candidate]:
     for node, shown, replace, function, default in _walk(tree, "", False):
+        accuracy = getattr(node, "lineno", 0) in marked
         if isinstance(node, ast.Compare):
             for position, operator in enumerate(node.ops):
-                for other in COMPARISONS.get(type(operator), ()):
+                others = COMPARISONS.get(type(operator), ())
+                for other in others[1:] if accuracy and len(others) > 1 else others:
                     yield Candidate("comparison", node, node, function, _set_item(node.ops, position, other()))
         elif isinstance(node, (ast.BinOp, ast.AugAssign)) and type(node.op) in OPERATORS:
             yield Candidate("operator", node, node, function, _set(node, "op", OPERATORS[type(node.op)]()))
@@ -130,7 +130,7 @@ def candidates(tree: ast.Module) -> Iterator[Candidate]:
             yield Candidate("and/or", node, node, function, _set(node, "op", other()))
         elif isinstance(node, ast.UnaryOp) and isinstance(node.op, (ast.Not, ast.USub)):
             yield Candidate("negation", node, shown, function, lambda r=replace, n=node: r(n.operand))
-        elif isinstance(node, ast.Constant):
+        elif isinstance(node, ast.Constant) and not accuracy:
             for value in _perturbed(node.value):
                 kind = "default" if default else "constant"
                 yield Candidate(kind, node, shown, function, _set(node, "value", value))
@@ -188,21 +188,25 @@ def _walk(
             in_default = default or name in ("defaults", "kw_defaults")
             around = isinstance(node, (ast.expr, ast.keyword, ast.arguments, ast.Assign, ast.Return, ast.AugAssign))
             yield child, node if around else child, replace, inside, in_default
-            yield from _walk(child, inside, in_default)
+            if not (isinstance(child, ast.UnaryOp) and _is_reshape(node)):
+                yield from _walk(child, inside, in_default)
+
+
+def _is_reshape(node: ast.AST) -> bool:
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "reshape"
 
 
 def draw(files: Sequence[Path], count: int, seed: int) -> tuple[list[Mutant], int]:
     """Draw mutants uniformly among all of these files; returns them and how many there are to draw from."""
     sources = {path: path.read_text("utf8") for path in files}
-    everything = [(path, n) for path in files for n, _ in enumerate(candidates(ast.parse(sources[path])))]
+    everything = [(path, n) for path in files for n, _ in enumerate(candidates(sources[path])[1])]
     chosen = random.Random(seed).sample(everything, min(count, len(everything)))
     return [describe(path, sources[path], number) for path, number in sorted(chosen)], len(everything)
 
 
 def describe(path: Path, source: str, number: int) -> Mutant:
     """The mutant `number` of a file, with the piece of code around the change before and after."""
-    tree = ast.parse(source)
-    candidate = next(c for n, c in enumerate(candidates(tree)) if n == number)
+    candidate = next(itertools.islice(candidates(source)[1], number, None))
     line, before = getattr(candidate.node, "lineno", 0), ast.unparse(candidate.shown)
     candidate.change()
     after = ast.unparse(ast.fix_missing_locations(candidate.shown))
@@ -212,8 +216,8 @@ def describe(path: Path, source: str, number: int) -> Mutant:
 
 def mutate(source: str, number: int) -> str:
     """The source with its candidate `number` applied."""
-    tree = ast.parse(source)
-    next(c for n, c in enumerate(candidates(tree)) if n == number).change()
+    tree, changes = candidates(source)
+    next(itertools.islice(changes, number, None)).change()
     return ast.unparse(ast.fix_missing_locations(tree)) + "\n"
 
 
@@ -231,125 +235,6 @@ def tests_of(name: str) -> list[str]:
     return list(dict.fromkeys([*known, *own])) or everything
 
 
-class ByDuration:
-    """pytest plugin: the quickest tests first (durations as in the run without a mutation), and what failed."""
-
-    def __init__(self, durations: dict[str, float]) -> None:
-        self.known, self.measured, self.failed = durations, Counter[str](), ""
-
-    def pytest_collection_modifyitems(self, items: list[Any]) -> None:
-        items.sort(key=lambda item: self.known.get(item.nodeid, 0.0))
-
-    def pytest_runtest_logreport(self, report: Any) -> None:
-        self.measured[report.nodeid] += report.duration
-        if report.failed:
-            self.failed = self.failed or report.nodeid
-
-
-def serve(copy: str) -> None:
-    """A worker: imports what does not change once, then forks for every request (a JSON line) and answers.
-
-    The editable install redirects imports ahead of sys.path, so it is taken out of the way first.
-    """
-    sys.meta_path[:] = [f for f in sys.meta_path if type(f).__name__ != "ScikitBuildRedirectingFinder"]
-    sys.path.insert(0, copy)
-    for name in ("hypothesis", "pytest", "scipy.integrate", "scipy.optimize", "scipy.special", "scipy.stats"):
-        importlib.import_module(name)
-    for line in sys.stdin:
-        request = json.loads(line)
-        child = os.fork()
-        if child == 0:
-            os._exit(_run_child(copy, request))
-        print(_wait(child, request["timeout"]), flush=True)
-
-
-def _run_child(copy: str, request: dict[str, Any]) -> int:
-    import pytest
-
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-    output = os.open(request["output"] + ".txt", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-    os.dup2(output, 1)
-    os.dup2(output, 2)
-    sys.dont_write_bytecode = request["mutated"]
-    plugin = ByDuration(request["durations"])
-    status = int(pytest.main(["-x", "-q", "--no-header", "--tb=line", *request["tests"]], plugins=[plugin]))
-    loaded = sys.modules.get("prunus")
-    if loaded is not None and not str(loaded.__file__).startswith(copy):
-        status = STRANGER
-    answer = {"failed": plugin.failed, "durations": plugin.measured}
-    Path(request["output"]).write_text(json.dumps(answer), "utf8")
-    return status
-
-
-def _wait(child: int, timeout: float) -> int:
-    deadline = time.monotonic() + timeout
-    while True:
-        done, status = os.waitpid(child, os.WNOHANG)
-        if done:
-            return os.waitstatus_to_exitcode(status)
-        if time.monotonic() > deadline:
-            os.kill(child, signal.SIGKILL)
-            os.waitpid(child, 0)
-            return TIMEOUT
-        time.sleep(0.01)
-
-
-class Worker:
-    """One copy of the package and the process that runs tests on it."""
-
-    def __init__(self, folder: Path) -> None:
-        self.copy = copy_package(folder / "package")
-        self.output = folder / "output"
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPYCACHEPREFIX": str(folder / "bytecode")}
-        environment.pop("PRUNUS_PROVE", None)
-        command = [sys.executable, str(HERE / "mutation.py"), "--serve", str(self.copy)]
-        pipe = subprocess.PIPE
-        self.process = subprocess.Popen(command, cwd=ROOT, env=environment, stdin=pipe, stdout=pipe, text=True)
-
-    def run(self, tests: Sequence[str], durations: dict[str, float], timeout: float, mutated: bool) -> Outcome:
-        """Run these tests, the quickest first; a crash or running out of time is a failure."""
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        request = {"tests": tests, "durations": durations, "timeout": timeout, "mutated": mutated}
-        self.output.unlink(missing_ok=True)
-        print(json.dumps({**request, "output": str(self.output)}), file=self.process.stdin, flush=True)
-        status = int(self.process.stdout.readline())
-        if status == STRANGER:
-            raise SystemExit("The tests did not run on the copy of the package: the installed one was imported.")
-        answer: dict[str, Any] = {"failed": "", "durations": {}}
-        if self.output.exists():
-            answer = json.loads(self.output.read_text("utf8"))
-        by = "timeout" if status == TIMEOUT else answer["failed"] or f"status {status}"
-        return Outcome(status == 0, by, answer["durations"])
-
-    def judge(self, mutant: Mutant, durations: dict[str, float], timeout: float) -> Outcome:
-        """Run the tests of a mutant. Another time of change keeps the original's bytecode from being taken for it."""
-        target = self.copy / "prunus" / "theory" / mutant.file
-        original, times = target.read_text("utf8"), (target.stat().st_atime, target.stat().st_mtime)
-        target.write_text(mutate(original, mutant.number), "utf8")
-        os.utime(target, (times[0], times[1] + 100.0))
-        outcome = self.run(tests_of(mutant.file), durations, timeout, mutated=True)
-        target.write_text(original, "utf8")
-        os.utime(target, times)
-        return outcome
-
-    def close(self) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.close()
-        self.process.wait()
-
-
-def copy_package(folder: Path) -> Path:
-    """A fresh copy of the package's Python files in a folder of its own."""
-    shutil.copytree(PACKAGE, folder / "prunus", ignore=shutil.ignore_patterns("__pycache__", "native", "*.so"))
-    shutil.copytree(PACKAGE / "native", folder / "prunus" / "native", ignore=lambda _, names: _not_python(names))
-    return folder
-
-
-def _not_python(names: list[str]) -> set[str]:
-    return {name for name in names if not name.endswith(".py")}
-
-
 def measure(drawn: Sequence[Mutant], jobs: int, timeout: float) -> list[Mutant]:
     """Run every mutant against its subject's tests; returns the survivors."""
     survivors: list[Mutant] = []
@@ -361,12 +246,14 @@ def measure(drawn: Sequence[Mutant], jobs: int, timeout: float) -> list[Mutant]:
         if not before.passed:
             raise SystemExit(f"The tests fail without any mutation: {before.by}")
         for worker in everyone:
+            worker.warm_up(needed, timeout)
             workers.put(worker)
 
         def judge(mutant: Mutant) -> Outcome:
             worker = workers.get()
             try:
-                return worker.judge(mutant, before.durations, timeout)
+                with worker.changed(f"theory/{mutant.file}", lambda source: mutate(source, mutant.number)):
+                    return worker.run(tests_of(mutant.file), before.durations, timeout, mutated=True)
             finally:
                 workers.put(worker)
 
@@ -393,8 +280,6 @@ def explanation(mutant: Mutant, entries: Sequence[dict[str, str]]) -> str:
 
 def report(drawn: Sequence[Mutant], survivors: Sequence[Mutant], seed: int) -> float:
     """Write the evidence; returns the killed share."""
-    from support.evidence import record
-
     entries = tomllib.loads(SURVIVORS.read_text("utf8"))["survivor"] if SURVIVORS.exists() else []
     share = 1 - len(survivors) / len(drawn)
     by_file, lost = Counter(subject_of(m.file) for m in drawn), Counter(subject_of(m.file) for m in survivors)
@@ -427,11 +312,7 @@ def main() -> int:
     parser.add_argument("--only", default="", help="subjects, separated by commas: tangent,tickets")
     parser.add_argument("--trial", action="store_true", help="print only, write no evidence")
     parser.add_argument("--list", action="store_true", help="print the mutants and stop")
-    parser.add_argument("--serve", default="", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.serve:
-        serve(options.serve)
-        return 0
     wanted = set(filter(None, options.only.split(",")))
     files = [p for p in sorted(THEORY.rglob("*.py")) if "checks" not in p.relative_to(THEORY).parts]
     files = [p for p in files if not wanted or subject_of(p.relative_to(THEORY).as_posix()) in wanted]

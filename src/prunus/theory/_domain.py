@@ -16,6 +16,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from prunus.errors import BadInput, UnknownName
 
+_ROUNDING = 1e-9  # accuracy only
+
 
 def whole(name: str, value: Any, low: int | None = None, high: int | None = None) -> int:
     """A whole number in [low, high]; None leaves a side open."""
@@ -61,7 +63,7 @@ def count_of(name: str, fraction: float, total: int) -> int:
     """`fraction` of `total` as a whole number; the product must be whole up to rounding of the fraction."""
     exact = fraction * total
     nearest = round(exact)
-    if abs(exact - nearest) > 1e-9 * max(1.0, exact):
+    if abs(exact - nearest) > _ROUNDING * max(1.0, exact):
         low, high = math.floor(exact) / total, math.ceil(exact) / total
         raise BadInput(
             f"{name} times {total} must be a whole number, got {exact:.6g}: the nearest admissible values are "

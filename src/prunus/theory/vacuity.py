@@ -26,6 +26,7 @@ from prunus.theory.closeness import (
     theorem3_probability,
 )
 
+_ROUNDING = 1e-12  # accuracy only
 NEGLIGIBLE = 1e-3  # a statement about fewer weights than this fraction helps nobody
 LATALA1, LATALA2, LATALA3 = 0.63, 0.55, 0.6  # Lemma 4's constant as calibrated in Table 3; no proof below 1
 CONCENTRATION = 0.00484  # Lemma 3's rate from the 99.99 % quantile at width 512 (Table 2)
@@ -92,7 +93,7 @@ def _theorem1(law: Law, d: int, layers: int, error: float, failure: float) -> Ro
     base = {"spread": law.spread, "latala": LATALA1, "concentration": CONCENTRATION}
     allowed = theorem1_pruned(d, layers, error, failure, norm_bound=law.norm_bound, **base)
     # As the exponent tends to one the requirement is at its weakest, and all but one weight stay.
-    least = theorem1_width(layers, 1.0 - 1e-12, error, failure, norm_bound=law.norm_bound, **base)["width"]
+    least = theorem1_width(layers, 1.0 - _ROUNDING, error, failure, norm_bound=law.norm_bound, **base)["width"]
     pruned, exponent = int(allowed["pruned"]), allowed["exponent"]
     if pruned == 0:
         reason = f"no exponent below 1 fits at this width; the theorem speaks from width {least:.0f} on"

@@ -11,7 +11,7 @@ from prunus.theory import _domain, _laws
 from prunus.theory.order_statistics import bank_cost, bank_energy, limit_energy
 
 _LARGEST = 10**9
-_ROUNDING = 1e-12
+_ROUNDING = 1e-12  # accuracy only
 
 
 def ideal_time(dense: float, overhead: float, sparsity: float) -> float:

@@ -19,7 +19,7 @@ from prunus.theory.order_statistics import (
     signed_variance_sum,
 )
 
-_SLACK = 1e-9
+_SLACK = 1e-9  # accuracy only
 
 
 def pruned_product_moments(

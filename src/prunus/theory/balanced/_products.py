@@ -19,9 +19,10 @@ from prunus.theory.order_statistics import signed_variance_sum as signed_sum
 
 _ROOT2 = math.sqrt(2.0)
 # The normal density is negligible beyond this many standard deviations.
-_FAR = 12.0
+_FAR = 12.0  # accuracy only
 # Above this argument of the exponent a normal density underflows.
-_UNDERFLOW = 39.0
+_UNDERFLOW = 39.0  # accuracy only
+_NODES = 24  # accuracy only
 
 
 def limit_characteristic(t: float, sparsity: float, sigma_input: float = 1.0, sigma_weight: float = 1.0) -> float:
@@ -116,8 +117,9 @@ def _logarithmic(low: float, high: float) -> tuple[np.ndarray, np.ndarray]:
     """Nodes on [low, high] and weights of int g(w) dw/w; empty where low >= high."""
     if low >= high:
         return np.ones(1), np.zeros(1)
-    edges = np.linspace(math.log(low), math.log(high), max(2, math.ceil(math.log(high / low))) + 1)
-    panels = [_quadrature.panel(a, b, 24) for a, b in itertools.pairwise(edges)]
+    count = max(2, math.ceil(math.log(high / low))) + 1  # accuracy only
+    edges = np.linspace(math.log(low), math.log(high), count)
+    panels = [_quadrature.panel(a, b, _NODES) for a, b in itertools.pairwise(edges)]
     return np.exp(np.concatenate([x for x, _ in panels])), np.concatenate([w for _, w in panels])
 
 

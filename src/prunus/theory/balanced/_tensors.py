@@ -10,9 +10,9 @@ from numpy.typing import ArrayLike, NDArray
 from prunus.errors import BadInput
 from prunus.theory import _domain
 
-_CHUNK = 1 << 20
+_CHUNK = 1 << 20  # accuracy only
 # Positions whose probability is below exp(-80) times the largest add nothing in double precision.
-_NEGLIGIBLE = -80.0
+_NEGLIGIBLE = -80.0  # accuracy only
 
 
 def pruned_mean_square(weights: ArrayLike, r: int) -> dict[str, float]:

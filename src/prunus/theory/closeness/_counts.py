@@ -16,6 +16,9 @@ from prunus.theory._domain import choice, probability, real, whole
 from prunus.theory._numbers import elementwise, floor_near, rate, reals, stirling, wholes
 from prunus.theory.matrices import balls_needed
 
+_SLACK = 1e-9  # accuracy only
+_CLOSE = {"xtol": 1e-300, "rtol": 1e-14}  # accuracy only
+
 
 @elementwise
 def cube_radius(image: int, channels: int) -> dict[str, float]:
@@ -150,10 +153,10 @@ def _cap(rows: int, columns: int, sign: float) -> tuple[float, float]:
 def _log_no_repeat(weights: int, count: int) -> float:
     if count > weights:
         return -math.inf
-    if count <= 10_000:
+    if count <= 10_000:  # accuracy only
         return float(np.log1p(-np.arange(float(count)) / weights).sum()) + 0.0
     left = weights - count
-    if left < 16:
+    if left < 16:  # accuracy only
         return math.lgamma(weights + 1.0) - math.lgamma(left + 1.0) - count * math.log(weights)
     # Stirling on both factorials; the leading terms combine to -D rate(-N/D), where a difference would cancel.
     x = count / weights
@@ -186,7 +189,7 @@ def _uniform_threshold(sizes: NDArray[np.float64], widths: NDArray[np.float64], 
 def _normal_threshold(sizes: NDArray[np.float64], widths: NDArray[np.float64], sparsity: float) -> float:
     shares = sizes / sizes.sum()
     root = math.sqrt(2.0)
-    low_half = sparsity <= 0.5
+    low_half = sparsity <= 0.5  # accuracy only
     unit = root * float(special.erfinv(sparsity) if low_half else special.erfcinv(1.0 - sparsity))
 
     def gap(threshold: float) -> float:
@@ -195,5 +198,5 @@ def _normal_threshold(sizes: NDArray[np.float64], widths: NDArray[np.float64], s
             return float(shares @ special.erf(z)) - sparsity
         return (1.0 - sparsity) - float(shares @ special.erfc(z))
 
-    low, high = unit * float(widths.min()) * (1.0 - 1e-9), unit * float(widths.max()) * (1.0 + 1e-9)
-    return float(optimize.brentq(gap, low, high, xtol=1e-300, rtol=1e-14))
+    low, high = unit * float(widths.min()) * (1.0 - _SLACK), unit * float(widths.max()) * (1.0 + _SLACK)
+    return float(optimize.brentq(gap, low, high, **_CLOSE))

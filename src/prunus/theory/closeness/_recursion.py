@@ -18,6 +18,9 @@ from prunus.errors import BadInput
 from prunus.theory._domain import positive, probability, real, whole
 from prunus.theory._numbers import ceil_near, elementwise, excess_power, per_layer, power, reals
 
+_ROUNDING = 1e-6  # accuracy only
+_CLOSE = {"xtol": 1e-300, "rtol": 1e-15}  # accuracy only
+
 
 def recursion_error(
     norms: ArrayLike, differences: ArrayLike, lipschitz: float | ArrayLike = 1.0, radius: float = 1.0
@@ -173,7 +176,7 @@ def softmax_jacobian_norm(probabilities: ArrayLike) -> dict[str, float]:
     The largest eigenvalue lies between the two largest probabilities, where sum p_i^2/(p_i-x) = 1.
     """
     p = np.sort(_probabilities("probabilities", probabilities))[::-1]
-    if abs(p.sum() - 1.0) > 1e-6:
+    if abs(p.sum() - 1.0) > _ROUNDING:
         raise BadInput(f"probabilities must sum to 1, got a sum of {p.sum():.10g}.")
     top, second = float(p[0]), float(p[1]) if len(p) > 1 else 0.0
     if second == 0.0:
@@ -181,7 +184,7 @@ def softmax_jacobian_norm(probabilities: ArrayLike) -> dict[str, float]:
     low, high = math.nextafter(second, 1.0), math.nextafter(top, 0.0)
     if low >= high:
         return {"norm": top, "bound": 0.5}
-    norm = optimize.brentq(lambda x: 1.0 - float((p * p / (p - x)).sum()), low, high, xtol=1e-300, rtol=1e-15)
+    norm = optimize.brentq(lambda x: 1.0 - float((p * p / (p - x)).sum()), low, high, **_CLOSE)
     return {"norm": float(norm), "bound": 0.5}
 
 

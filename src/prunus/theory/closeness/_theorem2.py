@@ -19,6 +19,8 @@ from prunus.theory.closeness._recursion import equal_norm_error
 from prunus.theory.matrices import series_norm_quantile, uniform_norm_quantile
 from prunus.theory.matrices._loads import load_union
 
+_ROUNDING = 1e-15  # accuracy only
+
 
 def theorem2_constants(
     layers: int,
@@ -46,7 +48,7 @@ def theorem2_slack(delta: float, norm_failures: ArrayLike) -> dict[str, float | 
     """Failure probability left for the random part of Theorem 2; it must be positive, not just non-negative (P-17b)."""
     failures = _failures(norm_failures)
     slack = _delta(delta) - _weighted(failures)
-    return {"slack": slack, "admissible": slack > 1e-15}
+    return {"slack": slack, "admissible": slack > _ROUNDING}
 
 
 def theorem2_probability(

@@ -19,6 +19,8 @@ from prunus.theory._numbers import elementwise, excess_power, fourth_moment, pow
 from prunus.theory.closeness._counts import cube_radius, theorem3_exponent_cap
 from prunus.theory.closeness._recursion import recursion_error
 
+_ROUNDING = 1e-12  # accuracy only
+
 
 @elementwise
 def convolution_norm_order(image: int, kernel: int) -> float:
@@ -303,7 +305,7 @@ def _theorem3_terms(
     image = whole("image", image, 2)
     kernel = whole("kernel", kernel, 1, image)
     cap = theorem3_exponent_cap(d)
-    exponent = real("exponent", exponent, 0.0, cap * (1.0 + 1e-12), open_low=True)
+    exponent = real("exponent", exponent, 0.0, cap * (1.0 + _ROUNDING), open_low=True)
     image_exponent = probability("image_exponent", image_exponent, open_low=True, open_high=True)
     width_exponent = real("width_exponent", width_exponent, 0.0, exponent / 4.0, open_low=True, open_high=True)
     norms = constants["constant3"] * kernel**2 * image ** (image_exponent - 1.0)

@@ -15,7 +15,10 @@ from scipy import optimize, special
 from prunus.theory._domain import positive, probability, real, whole
 from prunus.theory._numbers import ceil_near, elementwise, floor_near, rate, stirling
 
-LOG_TINY = -690.0  # below this logarithm a probability is no ordinary float64
+# Below this logarithm a probability is no ordinary float64.
+LOG_TINY = -690.0  # accuracy only
+_CLOSE = {"xtol": 1e-15, "rtol": 1e-15}  # accuracy only
+_SLACK = 1e-9  # accuracy only
 
 
 @elementwise
@@ -53,7 +56,7 @@ def binomial_tail_bound_printed(n: int, probability: float, excess: float) -> fl
 @lru_cache(maxsize=1)
 def chernoff_crossing() -> float:
     """Excess above which the printed exponent of Lemma 5 follows from Chernoff (P-10c)."""
-    return float(optimize.brentq(lambda x: rate(x) - _printed_rate(x), 1.0, 4.0, xtol=1e-15, rtol=1e-15))
+    return float(optimize.brentq(lambda x: rate(x) - _printed_rate(x), 1.0, 4.0, **_CLOSE))
 
 
 @elementwise
@@ -223,14 +226,15 @@ def _log_poisson_upper(mean: float, k: int) -> float:
     if tail > math.exp(LOG_TINY):
         return math.log(tail)
     log_first = -mean * rate(k / mean - 1.0) - 0.5 * math.log(2.0 * math.pi * k) - stirling(k)
-    terms = 2 + int(45.0 / math.log(k / mean))  # they fall at least as fast as (mean/k)^j
+    # The terms fall at least as fast as (mean/k)^j.
+    terms = 2 + int(45.0 / math.log(k / mean))  # accuracy only
     return log_first + math.log1p(float(np.exp(np.cumsum(np.log(mean / (k + np.arange(1.0, terms))))).sum()))
 
 
 def _log_poisson_below(mean: float, limit: int) -> float:
     """log P(Poisson(mean) <= limit), precise near 0 and where the probability underflows."""
     above = float(special.gammainc(limit + 1.0, mean))
-    if above < 0.5:
+    if above < 0.5:  # accuracy only
         return math.log1p(-above)
     loads = np.arange(limit + 1.0)
     return float(special.logsumexp(loads * math.log(mean) - special.gammaln(loads + 1.0))) - mean
@@ -261,10 +265,11 @@ def _loads_below(bins: int, count: int, limit: int) -> float:
     high = low + 1.0
     while law(high) @ loads < target:
         high += 1.0
-    log_mean = float(optimize.brentq(lambda x: law(x) @ loads - target, low - 1e-9, high))
+    log_mean = float(optimize.brentq(lambda x: law(x) @ loads - target, low - _SLACK, high))
     pmf, mean = law(log_mean), math.exp(log_mean)
     spread = math.sqrt(bins * float(pmf @ (loads - target) ** 2))
-    size = int(min(limit * bins + 1, max(64.0 * spread, 64.0 * limit, 4096.0)))
+    enough = max(64.0 * spread, 64.0 * limit, 4096.0)  # accuracy only
+    size = int(min(limit * bins + 1, enough))
     phase = np.exp(-2j * np.pi * ((count * np.arange(size)) % size) / size)
     spectrum = np.fft.fft(pmf, size)
     peak = float((spectrum**bins * phase.conj()).real.mean())

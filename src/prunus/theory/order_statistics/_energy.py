@@ -19,7 +19,7 @@ from prunus.theory import _domain, _laws
 from prunus.theory.order_statistics import _quadrature
 
 _LARGEST = 10**9
-_CHUNK = 1 << 18
+_CHUNK = 1 << 18  # accuracy only
 
 
 def limit_energy(sparsity: ArrayLike, law: str = "normal") -> dict[str, Any]:

@@ -18,9 +18,13 @@ from prunus.theory._numbers import elementwise, log_gamma_ratio
 
 Array = NDArray[np.float64]
 LAWS = ("normal", "uniform", "laplace")
-DROP = 60.0  # an integrand this many nats below its peak is nothing in float64
-BISECTIONS = 30
-TAIL = -60.0  # left of this logit every quantile function here is linear in u, to full precision
+# An integrand DROP nats below its peak is nothing in float64; left of the logit TAIL every quantile function here is
+# linear in u, to full precision.
+DROP = 60.0  # accuracy only
+TAIL = -60.0  # accuracy only
+BISECTIONS = 30  # accuracy only
+ORDER, COARSE_ORDER = 16, 10  # accuracy only
+PANELS = 20  # accuracy only
 
 
 @elementwise
@@ -201,7 +205,7 @@ def _relative_logs(u: Array, log_u: Array, log_v: Array, centre: float) -> tuple
     Taken separately they would carry independent rounding errors, which the density multiplies by n.
     """
     shift = u - centre
-    near = np.abs(shift) < 0.5 * min(centre, 1.0 - centre)
+    near = np.abs(shift) < 0.5 * min(centre, 1.0 - centre)  # accuracy only
     safe = np.where(near, shift, 0.0)
     left = np.where(near, np.log1p(safe / centre), log_u - math.log(centre))
     right = np.where(near, np.log1p(-safe / (1.0 - centre)), log_v - math.log1p(-centre))
@@ -219,7 +223,8 @@ def _logit_nodes(n: int, r: int, power: float) -> tuple[Array, Array, float]:
         widths.append(width)
         bounds += [centre - _reach(low, high, -width, power), centre + _reach(low, high, width, power)]
     left, right = min(bounds), max(bounds)
-    nodes, weights = _panels(np.linspace(max(left, TAIL), right, 2 + int((right - left) / min(4.0, 3.0 * min(widths)))))
+    longest = min(4.0, 3.0 * min(widths))  # accuracy only
+    nodes, weights = _panels(np.linspace(max(left, TAIL), right, 2 + int((right - left) / longest)))
     return nodes, weights, left
 
 
@@ -227,15 +232,15 @@ def _reach(low: float, high: float, step: float, power: float) -> float:
     """Distance from the mode of u^low (1-u)^high (in the logit) at which it has fallen far enough."""
     centre = math.log(low / high)
     top = low * -np.logaddexp(0.0, -centre) + high * -np.logaddexp(0.0, centre)
-    drop = DROP + 3.0 * abs(power)
+    drop = DROP + 3.0 * abs(power)  # accuracy only
     while top - (low * -np.logaddexp(0.0, -centre - step) + high * -np.logaddexp(0.0, centre + step)) < drop:
         if centre + step < TAIL:
             break
-        step *= 1.3
+        step *= 1.3  # accuracy only
     return abs(step)
 
 
-def _panels(edges: Array, order: int = 16) -> tuple[Array, Array]:
+def _panels(edges: Array, order: int = ORDER) -> tuple[Array, Array]:
     """Gauss-Legendre nodes and weights on every interval between neighbouring edges."""
     x, w = np.polynomial.legendre.leggauss(order)
     half = np.diff(edges)[:, None] / 2.0
@@ -246,18 +251,18 @@ def _panels(edges: Array, order: int = 16) -> tuple[Array, Array]:
 def _common_nodes(ratio: float) -> tuple[Array, Array]:
     """Nodes for the common factor z_0 >= 0 (the law is symmetric): fine where ratio*z_0 is of order one."""
     edges = [0.0]
-    while edges[-1] < 9.5:
+    while edges[-1] < 9.5:  # accuracy only
         reached = ratio * edges[-1]
-        edges.append(edges[-1] + min(1.0, max(0.75, 0.5 * (reached - 8.0)) / ratio))
-    return _panels(np.array(edges), order=10)
+        edges.append(edges[-1] + min(1.0, max(0.75, 0.5 * (reached - 8.0)) / ratio))  # accuracy only
+    return _panels(np.array(edges), order=COARSE_ORDER)
 
 
 def _shifted_order_moment(n: int, r: int, power: float, means: Array) -> Array:
     """E |m + z|_(r)^power for every m >= 0 of `means`: quadrature over the logarithm of the magnitude."""
     # Panels between equally spaced logits of u: the magnitude itself may be crowded at 0, around m, or both.
-    logits = np.linspace(_logit_bound(n, r, -1.0), _logit_bound(n, r, 1.0), 21)
+    logits = np.linspace(_logit_bound(n, r, -1.0), _logit_bound(n, r, 1.0), PANELS + 1)
     edges = _folded_root(means[:, None], logits[None, :])
-    x, w = np.polynomial.legendre.leggauss(16)
+    x, w = np.polynomial.legendre.leggauss(ORDER)
     half, middle = np.diff(edges)[:, :, None] / 2.0, (edges[:, 1:] + edges[:, :-1])[:, :, None] / 2.0
     y, weights = (middle + half * x).reshape(len(means), -1), (half * w).reshape(len(means), -1)
     size, m = np.exp(y), means[:, None]
@@ -273,7 +278,7 @@ def _folded_logs(m: Array, size: Array) -> tuple[Array, Array]:
     """log P(|m+z| <= size) and log P(|m+z| > size), m >= 0, without cancellation or underflow."""
     outer, inner = special.log_ndtr(size - m), special.log_ndtr(-size - m)
     # Small sizes: 2 size phi(m) (1 + (m^2-1) size^2/6 + ...), where the difference of the two would lose its digits.
-    small = size * np.maximum(1.0, m) < 1e-3
+    small = size * np.maximum(1.0, m) < 1e-3  # accuracy only
     gap = np.where(small, -1.0, inner - outer)
     correction = np.where(small, (m**2 - 1.0) * size**2 / 6.0, 0.0)
     series = np.log(2.0 * size) - m**2 / 2.0 - 0.5 * math.log(2.0 * math.pi) + np.log1p(correction)
@@ -291,8 +296,8 @@ def _logit_bound(n: int, r: int, side: float) -> float:
 def _folded_root(m: Array, logit: Array) -> Array:
     """log of the size with P(|m+z| <= size) = 1/(1+exp(-logit)), roughly: it only places the panels' edges."""
     m, logit = np.broadcast_arrays(m, logit)
-    low = np.full_like(m, -100.0)
-    high = np.log(m + 40.0)
+    low = np.full_like(m, -100.0)  # accuracy only
+    high = np.log(m + 40.0)  # accuracy only
     for _ in range(BISECTIONS):
         middle = (low + high) / 2.0
         lower, upper = _folded_logs(m, np.exp(middle))

@@ -23,8 +23,8 @@ from scipy import special
 from prunus.theory._laws import Law
 
 # Levels that V passes with a probability below exp(-_NEGLIGIBLE) do not count in double precision.
-_NEGLIGIBLE = 44.0
-_NODES = 64
+_NEGLIGIBLE = 44.0  # accuracy only
+_NODES = 64  # accuracy only
 
 Array = NDArray[np.float64]
 
@@ -67,7 +67,7 @@ def negligible_level(a: float, b: float) -> float:
     p = a / trials
     rest = special.xlogy(1.0 - p, 1.0 - p)
     low, high = math.log(p) - _NEGLIGIBLE / a - 1.0, math.log(p)
-    for _ in range(40):
+    for _ in range(40):  # accuracy only
         middle = 0.5 * (low + high)
         divergence = p * (math.log(p) - middle) + rest - (1.0 - p) * math.log1p(-math.exp(middle))
         if trials * divergence > _NEGLIGIBLE:
@@ -80,10 +80,12 @@ def negligible_level(a: float, b: float) -> float:
 def level_below(law: Law, a: float, b: float, x: Array) -> Array:
     """P(V <= F(x)) for V ~ Beta(a, b), from whichever of F and 1 - F is the smaller."""
     below, above = law.cdf(x), law.tail(x)
-    return np.where(below < 0.5, special.betainc(a, b, below), special.betaincc(b, a, above))
+    smaller = below < 0.5  # accuracy only
+    return np.where(smaller, special.betainc(a, b, below), special.betaincc(b, a, above))
 
 
 def level_above(law: Law, a: float, b: float, x: Array) -> Array:
     """P(V > F(x)) for V ~ Beta(a, b), from whichever of F and 1 - F is the smaller."""
     below, above = law.cdf(x), law.tail(x)
-    return np.where(below < 0.5, special.betaincc(a, b, below), special.betainc(b, a, above))
+    smaller = below < 0.5  # accuracy only
+    return np.where(smaller, special.betaincc(a, b, below), special.betainc(b, a, above))

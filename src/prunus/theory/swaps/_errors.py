@@ -143,7 +143,8 @@ def best_k(variance: float, sigma: float = 1.0) -> dict[str, float]:
 
 def threshold_for_kept(k: float) -> float:
     """Magnitude passed by a share k of normal coordinates, from the shorter side."""
-    return float(_NORMAL.tail_quantile(k) if k <= 0.5 else _NORMAL.quantile(1.0 - k))
+    shorter = k <= 0.5  # accuracy only
+    return float(_NORMAL.tail_quantile(k) if shorter else _NORMAL.quantile(1.0 - k))
 
 
 def _limit_error(d: int, k: float, theta: float, sigma: float, constant: float, slope: float) -> dict[str, float]:

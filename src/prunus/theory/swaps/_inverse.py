@@ -10,7 +10,8 @@ from prunus.theory.order_statistics import sparsity_for_energy
 from prunus.theory.swaps._counts import kept_count, law_of
 from prunus.theory.swaps._errors import feasible_budget, swap_slope_limit
 
-_ROUNDING = 1e-12
+_ROUNDING = 1e-12  # accuracy only
+_SLACK = 1e-9  # accuracy only
 
 
 def theta_for_swaps(m: int, others: int, swaps: float) -> dict[str, float]:
@@ -25,18 +26,19 @@ def theta_for_swaps(m: int, others: int, swaps: float) -> dict[str, float]:
     if wanted >= most * (1.0 - _ROUNDING):
         return {"theta": 0.0, "start": 0.0}
     start = -0.5 * (math.log(wanted / (m - wanted)) + math.log(wanted / (others - wanted)))
-    low, high = 0.0, 0.5 * math.log(float(m) * others / wanted) + 1e-9
+    low, high = 0.0, 0.5 * math.log(float(m) * others / wanted) + _SLACK
     theta = min(max(start, low), high)
-    for _ in range(100):
+    for _ in range(100):  # accuracy only
         law = law_of(m, others, theta)
-        gap = most - wanted - law.gain if law.gain < 0.5 * most else law.mean - wanted
+        near = law.gain < 0.5 * most  # accuracy only
+        gap = most - wanted - law.gain if near else law.mean - wanted
         low, high = (theta, high) if gap > 0.0 else (low, theta)
         # Newton on log E[i] for a relative gap, on E[i] for a small one: the same to first order.
         step = math.log1p(gap / wanted) * law.mean / (2.0 * law.variance) if law.variance > 0.0 else math.inf
         moved = theta + step
         if not low <= moved <= high:
             moved = 0.5 * (low + high)
-        if abs(moved - theta) <= 1e-15 * max(abs(theta), 1e-300):
+        if abs(moved - theta) <= 1e-15 * max(abs(theta), 1e-300):  # accuracy only
             return {"theta": moved, "start": start}
         theta = moved
     return {"theta": theta, "start": start}

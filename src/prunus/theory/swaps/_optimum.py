@@ -17,9 +17,11 @@ from prunus.theory.swaps._counts import law_of
 from prunus.theory.swaps._law import Array, SwapLaw
 from prunus.theory.swaps._privacy import theta_for_local_epsilon
 
-_CHUNK = 4096
+_CHUNK = 4096  # accuracy only
+_CLOSE = {"xtol": 1e-16, "rtol": 1e-14}  # accuracy only
 # exp() of more than this overflows soon; such overlaps are far below the level that matters.
-_HUGE = 600.0
+_HUGE = 600.0  # accuracy only
+_MARGIN = 60.0  # accuracy only
 
 
 def metric_optimum(d: int, m: int, theta: float) -> float:
@@ -82,7 +84,7 @@ def rough_kept_fraction(m: int, k: float, epsilon: float) -> float:
     def gap(p: float) -> float:
         return float(special.rel_entr(p, k) + special.rel_entr(1.0 - p, 1.0 - k)) - target
 
-    return float(optimize.brentq(gap, k, 1.0, xtol=1e-16, rtol=1e-14))
+    return float(optimize.brentq(gap, k, 1.0, **_CLOSE))
 
 
 def _overlap(d: int, m: int, epsilon: float) -> tuple[Array, Array, float]:
@@ -94,7 +96,7 @@ def _overlap(d: int, m: int, epsilon: float) -> tuple[Array, Array, float]:
     low, probabilities = law.window
     logs = [np.log(probabilities)]
     level, count = float(logs[0][0]), _CHUNK
-    while low > 0 and level > -(epsilon + 60.0):
+    while low > 0 and level > -(epsilon + _MARGIN):
         steps = np.arange(low, max(low - count, 0), -1, dtype=np.float64)
         more = level + np.cumsum(np.log(law.down(steps)))
         logs.insert(0, more[::-1])

@@ -21,7 +21,7 @@ from prunus.theory import _domain
 from prunus.theory.swaps._counts import law_of
 from prunus.theory.swaps._law import Array, outward
 
-_CUT = 1e-40
+_CUT = 1e-40  # accuracy only
 
 
 def swap_privacy(theta: float, swaps: int) -> dict[str, float]:
@@ -119,7 +119,7 @@ def _completions(m: int, others: int, theta: float, j: int) -> list[float]:
     largest term of each s is reached from that of the one before by a few ratios, so no digits are lost.
     """
     size, rest, q = m - j, others - j, math.exp(-2.0 * theta)
-    width = int(14.0 * math.sqrt(law_of(m, others, theta).saddle[1])) + 24
+    width = int(14.0 * math.sqrt(law_of(m, others, theta).saddle[1])) + 24  # accuracy only
     result: list[float] = []
     anchor: tuple[int, float] | None = None
     for s in range(2 * j + 1):

@@ -9,6 +9,7 @@ from scipy import optimize, special
 from prunus.theory import _domain
 
 _ROOT2 = math.sqrt(2.0)
+_LOG_OF_NOTHING = -1e6  # accuracy only
 
 
 def composed_message(epsilon_index: float, epsilon_values: float, delta: float = 0.0) -> dict[str, float]:
@@ -27,7 +28,7 @@ def gaussian_sigma(epsilon: float, delta: float, sensitivity: float = 1.0) -> di
 
     def gap(logarithm: float) -> float:
         value = gaussian_delta(epsilon, math.exp(logarithm))
-        return (math.log(value) if value > 0.0 else -1e6) - target
+        return (math.log(value) if value > 0.0 else _LOG_OF_NOTHING) - target
 
     classical = math.sqrt(2.0 * math.log(1.25 / delta)) / epsilon
     low = high = math.log(classical)
@@ -35,7 +36,7 @@ def gaussian_sigma(epsilon: float, delta: float, sensitivity: float = 1.0) -> di
         low -= 1.0
     while gap(high) > 0.0:
         high += 1.0
-    root = float(optimize.brentq(gap, low, high, xtol=1e-15, rtol=1e-14))
+    root = float(optimize.brentq(gap, low, high, xtol=1e-15, rtol=1e-14))  # accuracy only
     return {"sigma": sensitivity * math.exp(root), "classical": sensitivity * classical}
 
 
@@ -48,7 +49,7 @@ def gaussian_delta(epsilon: float, sigma: float, sensitivity: float = 1.0) -> fl
     epsilon = _domain.real("epsilon", epsilon, 0.0)
     ratio = _domain.positive("sensitivity", sensitivity) / _domain.positive("sigma", sigma)
     a, b = 0.5 * ratio - epsilon / ratio, -0.5 * ratio - epsilon / ratio
-    if a > 0.0:
+    if a > 0.0:  # accuracy only
         return float(special.ndtr(a)) - math.exp(epsilon + float(special.log_ndtr(b)))
     mills = float(special.erfcx(-a / _ROOT2)) - float(special.erfcx(-b / _ROOT2))
     return 0.5 * math.exp(-0.5 * a * a) * mills
@@ -72,7 +73,7 @@ def subsampled_privacy(epsilon: float, sampling: float, delta: float = 0.0) -> d
     epsilon = _domain.real("epsilon", epsilon, 0.0)
     sampling = _domain.probability("sampling", sampling, open_low=True)
     delta = _domain.real("delta", delta, 0.0)
-    if epsilon < 1.0:
+    if epsilon < 1.0:  # accuracy only
         reduced = math.log1p(sampling * math.expm1(epsilon))
     else:
         reduced = epsilon + math.log(sampling + (1.0 - sampling) * math.exp(-epsilon))

@@ -19,7 +19,9 @@ from prunus.errors import BadInput
 from prunus.theory import _domain as domain
 
 Array = NDArray[np.float64]
-_ROUNDING = 1e-6  # how far a correlation or angle may lie outside and still count as rounding in single precision
+# How far a correlation or angle may lie outside and still count as rounding in single precision.
+_ROUNDING = 1e-6  # accuracy only
+_CHUNK = 1 << 15  # accuracy only
 _LARGEST_ENUMERATION = 20
 
 
@@ -176,10 +178,10 @@ def _mask_averages(x: Array, y: Array, density: float) -> tuple[float, float, fl
     correlation itself rounds to 1 - 1e-16 for parallel inputs, which would cost eight digits of their angle.
     """
     means = np.zeros(3)
-    total, chunk = 1 << x.size, 1 << 15
+    total = 1 << x.size
     norm_x, norm_y = float(np.linalg.norm(x)), float(np.linalg.norm(y))
-    for start in range(0, total, chunk):
-        numbers = np.arange(start, min(start + chunk, total))
+    for start in range(0, total, _CHUNK):
+        numbers = np.arange(start, min(start + _CHUNK, total))
         mask = ((numbers[:, None] >> np.arange(x.size)) & 1).astype(np.float64)
         ones = mask.sum(axis=1)
         weight = density**ones * (1 - density) ** (x.size - ones)
@@ -253,7 +255,8 @@ def _sine_excess(angle: Array) -> Array:
     for divisor in (130, 88, 54, 28, 10):  # 2 k (2 k + 3), from the last term kept to the first
         series = 1 - square / divisor * series
     series = angle * square / 3 * series
-    return np.where(angle < 0.5, series, np.sin(angle) - angle * np.cos(angle))
+    small = angle < 0.5  # accuracy only
+    return np.where(small, series, np.sin(angle) - angle * np.cos(angle))
 
 
 def _angle_of(rho: Array) -> Array:

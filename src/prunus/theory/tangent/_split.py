@@ -17,6 +17,7 @@ from prunus.theory import _domain as domain
 from prunus.theory.tangent._kernels import kept
 
 Array = NDArray[np.float64]
+_RANK_CUT = 1e-12  # accuracy only
 
 
 @dataclass(frozen=True)
@@ -82,5 +83,5 @@ def _projected_rows(activations: Array, weight: Array, mask: Array) -> Array:
     spans = mask[:, None, :] * activations  # (rows, 2, fan)
     gram = spans @ spans.transpose(0, 2, 1)
     values = np.einsum("ikj,ij->ik", spans, weight)  # the pre-activations of the layer above
-    coefficients = np.einsum("ikl,il->ik", np.linalg.pinv(gram, rcond=1e-12, hermitian=True), values)
+    coefficients = np.einsum("ikl,il->ik", np.linalg.pinv(gram, rcond=_RANK_CUT, hermitian=True), values)
     return np.einsum("ik,ikj->ij", coefficients, spans)

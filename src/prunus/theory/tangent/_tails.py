@@ -13,6 +13,9 @@ from scipy import special
 from prunus.errors import BadInput
 from prunus.theory import _domain as domain
 
+_ROUNDING = 1e-9  # accuracy only
+_TERMS = 14  # accuracy only
+
 
 def chernoff_bound(probability: float, count: int, deviation: float) -> float:
     """K-11a (Theorem 9.1, repaired): P(|X - pm| >= eps pm) <= 2 exp(-min(eps^2, eps) pm / 3), X binomial."""
@@ -39,10 +42,10 @@ def hoeffding_deviation_bound(probability: float, count: int, deviation: float) 
 def poisson_exponent(deviation: float) -> float:
     """K-11d: (1 + eps) ln(1 + eps) - eps, about eps^2 / 2, free of cancellation for small eps."""
     eps = domain.real("deviation", deviation, 0.0)
-    if eps > 0.05:
+    if eps > 0.05:  # accuracy only
         return (1 + eps) * math.log1p(eps) - eps
     # sum over k >= 2 of (-eps)^k / (k (k - 1)); twelve terms leave less than 1e-17 of the first.
-    return sum((-eps) ** k / (k * (k - 1)) for k in range(14, 1, -1))
+    return sum((-eps) ** k / (k * (k - 1)) for k in range(_TERMS, 1, -1))
 
 
 def subgamma_exponent(sigma: float, scale: float, deviation: float) -> dict[str, float]:
@@ -159,6 +162,6 @@ def _subgamma_arguments(sigma: float, scale: float, deviation: float) -> tuple[f
 
 def _chaos_norms(frobenius: float, spectral: float) -> tuple[float, float]:
     f, a = domain.positive("frobenius", frobenius), domain.positive("spectral", spectral)
-    if a > f * (1 + 1e-9):
+    if a > f * (1 + _ROUNDING):
         raise BadInput(f"spectral must lie in (0, frobenius], got {a!r} above {f!r}.")
     return f, a

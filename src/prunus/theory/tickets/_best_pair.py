@@ -8,6 +8,9 @@ import numpy as np
 
 from prunus.theory import _domain as domain
 
+_STEP = 1 / 32  # accuracy only
+_REACH = 4  # accuracy only
+
 
 def best_pair_failure(error: float, resamples: int) -> dict[str, float]:
     """I-9g: failure at target weight 1 when any pair with uv >= 1 - error counts and either neuron takes either sign.
@@ -43,9 +46,9 @@ def _misses(c: float, r: int) -> tuple[float, float]:
     return float(miss_one), float(c**r + lone + joint)
 
 
-def _tanh_sinh(low: float, high: float, step: float = 1 / 32) -> tuple[np.ndarray, np.ndarray]:
+def _tanh_sinh(low: float, high: float, step: float = _STEP) -> tuple[np.ndarray, np.ndarray]:
     """Nodes and weights of tanh-sinh quadrature: the mass sits within 1/r of either end for large r."""
-    t = np.arange(-4, 4 + step, step)
+    t = np.arange(-_REACH, _REACH + step, step)
     inner = math.pi / 2 * np.sinh(t)
     # Distance to the nearer end, so that nodes close to an end keep their digits.
     share = np.exp(inner) / (2 * np.cosh(inner))

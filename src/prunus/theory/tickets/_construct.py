@@ -23,9 +23,11 @@ from prunus.theory.tickets._widths import layer_width, layer_window, matrix_widt
 from prunus.theory.tickets._windows import coordinate_law, log_miss, overlap
 
 Array = NDArray[np.float64]
-_MOST_DRAWS = 200_000_000
-_MOST_VERTICES = 20_000
-_ROUNDS = 64
+# Limits on memory and time, and how many random points stand for the vertices where those are too many to list.
+_MOST_DRAWS = 200_000_000  # accuracy only
+_MOST_VERTICES = 20_000  # accuracy only
+_TRIED = 2000  # accuracy only
+_ROUNDS = 64  # accuracy only
 
 
 @dataclass(frozen=True, eq=False)
@@ -204,9 +206,9 @@ def _sup_error(targets: list[Array], layers: tuple[TicketLayer, ...], random: np
     if 3**inputs <= _MOST_VERTICES:
         points = np.array(list(itertools.product((-1.0, 0.0, 1.0), repeat=inputs)))
     else:
-        points = random.integers(-1, 2, (_MOST_VERTICES // 10, inputs)).astype(np.float64)
+        points = random.integers(-1, 2, (_TRIED, inputs)).astype(np.float64)
     if len(targets) > 1:
-        points = np.concatenate([points, random.uniform(-1, 1, (1000, inputs))])
+        points = np.concatenate([points, random.uniform(-1, 1, (_TRIED, inputs))])
     exact = points
     for number, target in enumerate(targets):
         exact = (np.maximum(exact, 0.0) if number else exact) @ target.T
