@@ -96,11 +96,13 @@ struct TileJob {
         for (int64_t b = 0; b < banks; b += block) {
             const int64_t last_bank = std::min(banks, b + block), c = b * p.bank;
             level.to_tile(x + c, ldx, samples, std::min(p.cols, last_bank * p.bank) - c, ld, xt);
+            int64_t last = 0;
             for (int64_t g = g0; g < g1; ++g) {
                 const int32_t *schedule = p.schedule + p.schedule_start[g];
                 const int64_t first = cursor[g - g0], slots = p.slots(g);
-                int64_t last = first;
-                while (last < slots && schedule[last] < last_bank) ++last;
+                const bool same = g > g0 && p.schedule_start[g] == p.schedule_start[g - 1] && slots == p.slots(g - 1);
+                if (!same)  // groups of a balanced mask share one schedule, and with it where the block ends
+                    for (last = first; last < slots && schedule[last] < last_bank;) ++last;
                 cursor[g - g0] = last;
                 if (last == first) continue;
                 level.decode(p, columns, g, first, last, offsets);
