@@ -91,13 +91,13 @@ def audit(
 
 
 def mechanism_sampler(mech: IndexMechanism, insecure_seed: int | None = None) -> Sampler:
-    """The mechanism as users call it: half of the draws one by one (at most 1000), the rest as groups of one call."""
+    """The mechanism as users call it: a few hundred draws one by one, the rest as groups of one call."""
     seeds = itertools.count(0 if insecure_seed is None else insecure_seed * 1_000_003)
 
     def run(vector: Tensor, draws: int) -> np.ndarray:
         d, m = vector.numel(), mech.count(vector.numel(), quiet=True)
         counted = dataclasses.replace(mech, k=m)
-        alone = min(draws // 2, 1000)
+        alone = min(draws // 2, 250)
         seed = (lambda: None) if insecure_seed is None else (lambda: next(seeds))
         single = [counted.select(vector, insecure_seed=seed()).numpy() for _ in range(alone)]
         many = counted.select(vector.repeat(draws - alone), group=d, insecure_seed=seed()).numpy()

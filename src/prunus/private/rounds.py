@@ -206,12 +206,17 @@ class RoundEngine:
         self.round = ledger.rounds
         self.records: list[RoundRecord] = []
 
-    def run_round(self, asked: Iterable[str] | None = None) -> RoundRecord:
-        """One round over the named clients (all by default); a round without replies changes nothing."""
+    def run_round(
+        self, asked: Iterable[str] | None = None, updates: Mapping[str, Tensor | None] | None = None
+    ) -> RoundRecord:
+        """One round over the named clients (all by default); a round without replies changes nothing.
+
+        `updates` holds what clients computed elsewhere (in other processes); the others are asked here.
+        """
         names = list(self.clients if asked is None else asked)
         record = RoundRecord(self.round, len(names))
         release = self.plan.release(self.weights.numel())
-        messages = [message for name in names if (message := self._message(name, release, record)) is not None]
+        messages = [message for name in names if (message := self._message(name, release, record, updates)) is not None]
         if messages and self.plan.trust == "central":
             # Charged before the sum is released; who cannot afford it was left out above.
             self.ledger.charge_all([message.client for message in messages], self.round, release)
@@ -225,12 +230,15 @@ class RoundEngine:
         self.round += 1
         return record
 
-    def _message(self, name: str, release: Release, record: RoundRecord) -> Message | None:
+    def _message(
+        self, name: str, release: Release, record: RoundRecord, updates: Mapping[str, Tensor | None] | None
+    ) -> Message | None:
         client = self.clients[name]
         if not self.ledger.can_afford(name, release):
             record.refused[name] = "its privacy budget is spent"
             return None
-        update = client.update(self.weights.clone(), self.round)
+        known = updates is not None and name in updates
+        update = updates[name] if updates and known else client.update(self.weights.clone(), self.round)
         if update is None:
             record.dropped.append(name)
             return None

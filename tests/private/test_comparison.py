@@ -1,0 +1,48 @@
+"""Methods of DP-SGD at equal total privacy."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from prunus.errors import BadInput
+from prunus.private.comparison import ComparisonOptions, compare, predictions
+from support import PROVING
+from support.evidence import record
+
+pytest.importorskip("opacus", reason="needs the extra 'dp'")
+
+
+def test_all_methods_stay_within_the_same_budget() -> None:
+    torch.set_num_threads(1)
+    rows = compare(ComparisonOptions(epochs=3, batch=128, lr=1.0, seeds=1, epsilon=8.0))
+    assert [row["method"] for row in rows] == ["dense", "random", "noisy-top-k", "two-level"]
+    for row in rows:
+        assert 7.0 < row["epsilon spent"] <= 8.0
+        assert row["accuracy"] > 0.3
+    assert rows[2]["predicted share of top set"] == pytest.approx(0.3, abs=1e-4)
+    assert rows[2]["noise multiplier"] >= rows[1]["noise multiplier"]
+
+
+@pytest.mark.prove
+@pytest.mark.data
+@pytest.mark.skipif(not PROVING, reason="an hour of training: run by make prove")
+@pytest.mark.parametrize("epsilon", [3.0, 8.0])
+def test_mnist(epsilon: float) -> None:
+    options = ComparisonOptions(data="mnist", epochs=4, batch=512, lr=1.0, seeds=3, epsilon=epsilon)
+    rows = compare(options)
+    assert all(row["epsilon spent"] <= epsilon for row in rows)
+    assert all(row["accuracy"] > 0.8 for row in rows)
+    record(f"private-dpsgd-mnist-{epsilon:g}", rows, f"MNIST, epsilon {epsilon:g}, delta 1e-5, three seeds.")
+
+
+def test_theory_beforehand() -> None:
+    said = predictions(0.1, 32_768, 1.395e-4, 1.0)
+    assert said["theta"] == pytest.approx(2.13e-8, rel=2e-3)
+    assert said["best_k"] == pytest.approx(0.31731051, rel=1e-6)
+
+
+@pytest.mark.parametrize("change", [{"methods": ("best",)}, {"k": 1.0}, {"epochs": 0}, {"data": "imdb"}])
+def test_bad_input(change) -> None:
+    with pytest.raises(BadInput):
+        ComparisonOptions(**change)
