@@ -13,17 +13,17 @@ def small(seed: int = 0) -> nn.Module:
     return nn.Sequential(nn.Conv2d(2, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(16, 3))
 
 
-def test_the_penalty_is_the_sum_of_squared_norms():
+def test_the_penalty_is_twice_the_sum_of_squared_norms():
     model = small()
-    truth = sum(float(torch.linalg.matrix_norm(m.weight.detach().flatten(1), 2)) ** 2 for m in (model[0], model[3]))
-    assert float(spectral_penalty(model, steps=200)) == pytest.approx(truth, rel=1e-4)
+    truth = 2 * sum(float(torch.linalg.matrix_norm(m.weight.detach().flatten(1), 2)) ** 2 for m in (model[0], model[3]))
+    assert float(spectral_penalty(model, steps=200).detach()) == pytest.approx(truth, rel=1e-4)
 
 
 def test_its_gradient_is_that_of_the_norms():
     model = small()
     spectral_penalty(model, steps=300).backward()
     weight = model[3].weight.detach().clone().requires_grad_()
-    torch.linalg.matrix_norm(weight, 2).square().backward()
+    (2 * torch.linalg.matrix_norm(weight, 2).square()).backward()
     torch.testing.assert_close(model[3].weight.grad, weight.grad, rtol=1e-3, atol=1e-4)
 
 

@@ -149,6 +149,14 @@ class Relaxation:
                 work += 3.0 * outputs * piece.terms
         return 6.0 * rows * work / 5e9
 
+    def forecast(self) -> float:
+        """Seconds that tightening every value would take if half of the entries needed it."""
+        total = 0.0
+        for step in self._pair.steps:
+            if isinstance(step.original, Elementwise):
+                total += self._seconds(step.inputs[0], int(torch.tensor(step.shape).prod()) // 2)
+        return total
+
     def _tighten_value(self, index: int, rows: Tensor) -> None:
         shape = self.ranges[index].original.low.shape[1:]
         size = int(torch.tensor(shape).prod())
@@ -348,7 +356,20 @@ def bound_relaxation(
             for value in ranges
         ]
         remaining = max(0.0, deadline - time.monotonic()) / (region.points - point)
-        relaxation = Relaxation(pair, here, own)
-        relaxation.tighten(sizes, time.monotonic() + remaining)
-        found[point] = relaxation.error()
+        found[point] = _one_point(pair, here, own, sizes, time.monotonic() + remaining)
     return found
+
+
+def _one_point(pair: Pair, here: Region, own: list[Ranges], sizes: Sequence[Size], deadline: float) -> float:
+    """Large networks go forwards first, which bounds all activations at once; then backwards as far as time allows."""
+    from prunus.certificates.forward import affordable, forward_forms
+
+    best = float("inf")
+    relaxation = Relaxation(pair, here, own)
+    if relaxation.forecast() > 0.5 * (deadline - time.monotonic()) and affordable(pair):
+        forms = forward_forms(pair, here, own, deadline)
+        if forms is not None:
+            relaxation = Relaxation(pair, here, forms[0])
+            best = forms[1]
+    relaxation.tighten(sizes, deadline)
+    return min(best, relaxation.error())
