@@ -280,7 +280,7 @@ def explanation(mutant: Mutant, entries: Sequence[dict[str, str]]) -> str:
 
 def report(drawn: Sequence[Mutant], survivors: Sequence[Mutant], seed: int) -> float:
     """Write the evidence; returns the killed share."""
-    entries = tomllib.loads(SURVIVORS.read_text("utf8"))["survivor"] if SURVIVORS.exists() else []
+    entries = tomllib.loads(SURVIVORS.read_text("utf8")).get("survivor", [])
     share = 1 - len(survivors) / len(drawn)
     by_file, lost = Counter(subject_of(m.file) for m in drawn), Counter(subject_of(m.file) for m in survivors)
     subjects = ", ".join(f"{name} {count - lost[name]}/{count}" for name, count in sorted(by_file.items()))

@@ -82,7 +82,7 @@ def test_lists_say_what_they_want() -> None:
     with pytest.raises(BadInput, match=r"^a must hold numbers of at least 1, got 0\.$"):
         numbers.reals("a", [0, 2], 1.0)
     with pytest.raises(BadInput, match=r"^a must hold numbers above 0, got 0\.$"):
-        numbers.reals("a", [0.0], 0.0, open_low=True)
+        numbers.reals("a", [1.0, 0.0], 0.0, open_low=True)
     with pytest.raises(BadInput, match=r"^a must hold 1 number, got 2\.$"):
         numbers.reals("a", [1, 2], length=1)
     with pytest.raises(BadInput, match=r"^a must hold 3 numbers, got 2\.$"):

@@ -129,6 +129,7 @@ def test_too_narrow_layers_have_no_exponent() -> None:
         ({"widths": [2]}, "widths .* at least 3"),
         ({"layers": [2]}, "layers .* at least 3"),
         ({"error": 0.0}, "error"),
+        ({"error": 0.99e-9}, "error must be a finite number of at least 1e-09"),
         ({"failure": 0.0}, "failure"),
         ({"failure": 1.0}, "failure"),
     ],
@@ -136,6 +137,11 @@ def test_too_narrow_layers_have_no_exponent() -> None:
 def test_bad_input(arguments: dict[str, object], words: str) -> None:
     with pytest.raises(BadInput, match=words):
         vacuity(**arguments)  # type: ignore[arg-type]
+
+
+def test_the_ends_of_the_ranges_are_admitted() -> None:
+    assert {row.verdict for row in vacuity([3], [3], error=1e-9)} == {"vacuous"}
+    assert [row.width for row in vacuity([3, 4], [3])][:2] == [3, 4]
 
 
 def test_rows_are_values() -> None:

@@ -174,10 +174,9 @@ def _least_width(law: Law, layers: int, error: float, failure: float) -> int:
     def speaks(d: int) -> bool:
         return theorem1_prime_pruned(d, layers, error, failure, law.spread)["pruned"] >= 1
 
-    high = 2
+    low, high = 1, 2  # accuracy only
     while not speaks(high):
-        high *= 2
-    low = high // 2
+        low, high = high, 2 * high
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (low, middle) if speaks(middle) else (middle, high)
