@@ -111,8 +111,8 @@ class WidthPlan:
     @property
     def statement(self) -> str:
         return (
-            f"At density {self.density:g} about {self.width} units a layer keep the standard deviation of a kernel "
-            f"entry, relative to the norms of its inputs, at {self.sigma:g} (a fit to two pilot runs, not a theorem)."
+            f"At density {self.density:g} about {self.width} units a layer keep the standard deviation of one output's "
+            f"kernel, relative to the norms of the inputs, at {self.sigma:g} (a fit to pilot runs, not a theorem)."
         )
 
 
