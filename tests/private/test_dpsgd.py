@@ -163,6 +163,19 @@ def test_schedule_falls_linearly() -> None:
     assert shares == [round(f * 123) for f in (1.0, 0.8, 0.6, 0.4, 0.2, 0.2)]
 
 
+def test_a_schedule_is_counted_upwards() -> None:
+    """Along a schedule index costs are rounded up by at most 2 %, so that few kinds of steps are composed."""
+    mech = NoisyTopK(0.5, 0.001)
+    private = _private(mech, noise=4.0, keep=Falling(0.3, steps=20, start=0.9), epsilon=60.0, delta=1e-3)
+    inputs, labels = next(iter(private.loader))
+    for step in range(10):
+        fraction = 0.9 - 0.6 * step / 20
+        m = round(fraction * 123)
+        exact = 2 * 0.001 * min(m, 123 - m)
+        assert exact <= private.optimizer.next_release().index_epsilon <= 1.0201 * exact
+        _step(private, inputs, labels)
+
+
 def test_warm_up_masks_come_from_noisy_gradients_and_stay() -> None:
     private = _private(WarmUp(steps=3, k=0.2), noise=0.5)
     inputs, labels = next(iter(private.loader))

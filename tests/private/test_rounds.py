@@ -64,6 +64,21 @@ def test_ledger_refuses_before_writing(tmp_path: Path) -> None:
     assert not Ledger(tmp_path / "l", epsilon=1.0).can_afford("a", release)
 
 
+def test_what_others_charge_counts_at_once(tmp_path: Path) -> None:
+    """Two processes charge one client in turn; together they must not pass the budget."""
+    one, two = Ledger(tmp_path / "l", epsilon=10.0), Ledger(tmp_path / "l", epsilon=10.0)
+    release = Release(value_epsilon=0.1)
+    charged = 0
+    with pytest.raises(BudgetSpent):
+        for round_ in range(1000):
+            (one if round_ % 2 else two).charge("a", round_, release)
+            charged += 1
+    assert charged in (99, 100)
+    assert Ledger(tmp_path / "l").spent("a") <= 10.0
+    with pytest.raises(BadInput, match="only once"):
+        one.charge_all(["b", "b"], 0, release)
+
+
 def test_a_torn_last_line_is_cut_and_other_damage_refused(tmp_path: Path) -> None:
     path = tmp_path / "l"
     ledger = Ledger(path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ class MaskedOptimizer(DPOptimizer):
 
     def __init__(self, optimizer: torch.optim.Optimizer, policy: Policy, keep: Keep, meter: Meter, **rest: Any) -> None:
         self.sampling: float = rest.pop("sampling")
+        self.scheduled: bool = rest.pop("scheduled")
         super().__init__(optimizer, **rest)
         self.policy, self.keep, self.meter = policy, keep, meter
         self.steps_done = 0
@@ -32,7 +34,11 @@ class MaskedOptimizer(DPOptimizer):
         """What the next step will reveal about one record."""
         fraction = self.keep(self.steps_done)
         d = sum(p.numel() for p in self.params)
-        return Release(self.policy.epsilon(d, fraction, self.steps_done), self.noise_multiplier, self.sampling)
+        index = self.policy.epsilon(d, fraction, self.steps_done)
+        if self.scheduled and index > 0.0:
+            # Up to the next power of 1.02: a schedule would make every step another release to compose.
+            index = 1.02 ** math.ceil(math.log(index) / math.log(1.02))
+        return Release(index, self.noise_multiplier, self.sampling)
 
     def pre_step(self, closure: Any = None) -> Any:
         if self._step_skip_queue:

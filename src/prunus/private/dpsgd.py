@@ -110,6 +110,7 @@ def make_private(
         expected_batch_size=dense.expected_batch_size,
         generator=generator,
         sampling=1.0 / len(loader) if options.poisson else 1.0,
+        scheduled=callable(keep),
     )
     return PrivateTraining(wrapped, private, sampled)
 

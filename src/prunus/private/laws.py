@@ -35,8 +35,11 @@ def _swap_ratios(m: int, others: int, odds: int, bits: int) -> tuple[Ratio, Rati
 
 @lru_cache(maxsize=32)
 def swap_table(m: int, others: int, theta: float) -> Table:
-    """The swap law (N-4). Weights below the mode are rounded down and those above up: with f(i) the weight of one index
-    set, f(i) / f(i+1) never exceeds 2^W / Q, so one swap costs at most 2 theta', exactly."""
+    """The swap law (N-4).
+
+    Weights below the mode are rounded down and those above up: with f(i) the weight of one index set, f(i) / f(i+1)
+    never exceeds 2^W / Q, so one swap costs at most 2 theta'. (At theta = 0 itself rounding leaves 2^-100.)
+    """
     odds, bits, _ = used_odds(theta)
     mode = SwapLaw(m, others, theta).mode
     below, above = _swap_ratios(m, others, odds, bits)

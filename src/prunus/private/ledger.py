@@ -54,6 +54,8 @@ class Ledger:
         """The same for several clients, all or none, with one sync."""
         if not all(isinstance(client, str) and client for client in clients):
             raise BadInput("Clients are named by texts that are not empty.")
+        if len(set(clients)) < len(clients):
+            raise BadInput("A client may appear only once in a charge.")
         with self._locked() as file:
             for client in clients:
                 self._require(client, release)
@@ -167,6 +169,9 @@ class Ledger:
         except (KeyError, TypeError, ValueError):
             raise BadFile(f"The ledger {self.path} holds a record that is no charge; restore it from a copy.") from None
         self._account(client).add(release)
+        # Somebody else charged this client: what was found affordable before may not be any more.
+        for key in [key for key in self._safe if key[0] == client]:
+            del self._safe[key]
         self.rounds = max(self.rounds, round_ + 1)
 
 

@@ -78,8 +78,9 @@ class RoundPlan:
     def release(self, d: int) -> Release:
         """What one round reveals about one client."""
         if self.trust == "central":
-            # The server sees the indices but releases only the noisy sum; without noise that is everything.
-            return Release(noise_multiplier=self.noise_multiplier)
+            # The server sees the indices but releases only the noisy sum; without noise that is everything. One client,
+            # in or out, moves the sum by the clip; the noise is discrete, so its own concentrated privacy counts.
+            return Release(rho=0.5 / self.noise_multiplier**2 if self.noise_multiplier else math.inf)
         index = self.mech.worst_epsilon(d) if self.mech is not None else 0.0
         if self.values is None:
             return Release(index_epsilon=index, rho=math.inf)
