@@ -123,6 +123,7 @@ def test_where_all_checkpoints_are_damaged_the_run_is_refused(tmp_path: Path) ->
         fit(fc(), train, "2ep", config)
 
 
+@pytest.mark.prove
 def test_any_flipped_or_lost_byte_is_noticed(tmp_path: Path) -> None:
     path = tmp_path / "one.safetensors"
     write(path, {"a": torch.arange(8.0), "b": torch.tensor([True, False])}, {"step": 3})

@@ -37,6 +37,7 @@ def test_the_published_numbers() -> None:
 
 
 @pytest.mark.data
+@pytest.mark.prove
 @pytest.mark.parametrize("name", ["conv6-iterand", "mnist-2x2048", *SLOW])
 def test_full_scale_presets_start(name: str) -> None:
     """One step each, in a batch of eight: what needs days is at least known to begin."""

@@ -80,6 +80,7 @@ def test_rows_carry_published_numbers_beside_ours() -> None:
 
 
 @pytest.mark.data
+@pytest.mark.prove
 def test_reproductions_with_public_data_run() -> None:
     """A few steps of each: what takes an hour is at least known to begin and to end."""
     if PROVING:  # reading all reviews takes a quarter of a minute
