@@ -113,9 +113,9 @@ def test_blocks_and_budget_do_not_change_the_numbers() -> None:
 
 
 def test_symmetric_products_by_triangles() -> None:
-    """From 256 inputs on only the upper blocks are worked out."""
+    """From 512 inputs on only the upper blocks are worked out."""
     net = parametrise(prunus.models.make("fc:4-16-16-1", init="normal", seed=0).double())
-    masks, x = prunus.find_masks(net, 0.5, score="random"), random_inputs(300, 4)
+    masks, x = prunus.find_masks(net, 0.5, score="random"), random_inputs(520, 4)
     effort = Effort(method="entries")
     whole = empirical(net, x, masks=masks, effort=effort)
     torch.testing.assert_close(whole, empirical(net, x, x.clone(), masks=masks, effort=effort), rtol=1e-12, atol=1e-12)
@@ -133,7 +133,7 @@ def test_the_choice_follows_density_and_outputs() -> None:
     assert choice(term(0.1, 1)) == "entries"
     assert choice(term(0.1, 10)) == "rows"
     assert choice(term(0.95, 10)) == "pairs"
-    assert choice(term(0.5, 1, n=512, size=256)) == "entries"
+    assert choice(term(0.5, 1, n=600, size=256)) == "entries"
 
 
 def test_empty_masks_have_no_kernel() -> None:

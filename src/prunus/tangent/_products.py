@@ -91,7 +91,7 @@ def cheapest(first: Outer, second: Outer, request: Request) -> str:
     assert first.mask is not None
     kept, half = int(first.mask.count_nonzero()), 0.5 if first is second else 1.0
     many = outputs**2 if request.full else outputs
-    triangle = 0.6 if first is second and n1 >= _SPLIT_FROM else 1.0
+    triangle = 0.65 if first is second and n1 >= _SPLIT_FROM else 1.0
     costs = {
         "entries": kept * (2 * triangle * n1 * n2 * many + _TOUCH * (n1 + n2) / 2 * outputs),
         "pairs": half * n1 * n2 * (2 * rows * fan + 20 * (rows + fan) + (2 * many + 20) * rows),
@@ -127,7 +127,7 @@ def _plain(first: Outer, second: Outer, request: Request) -> Tensor:
     return backs * (inputs[:, None, :, None] if request.full else inputs)
 
 
-_SPLIT_FROM = 256  # inputs from which a symmetric product is worked out by blocks of the upper triangle
+_SPLIT_FROM = 512  # inputs from which a symmetric product is worked out by blocks of the upper triangle
 
 
 def _add_gram(kernel: Tensor, left: Tensor, right: Tensor, symmetric: bool) -> None:
@@ -135,7 +135,7 @@ def _add_gram(kernel: Tensor, left: Tensor, right: Tensor, symmetric: bool) -> N
     if not symmetric or len(kernel) < _SPLIT_FROM:
         kernel.addmm_(left.T, right)
         return
-    size = -(-len(kernel) // 6)
+    size = -(-len(kernel) // 4)
     for start in range(0, len(kernel), size):
         kernel[start : start + size, start:].addmm_(left[:, start : start + size].T, right[:, start:])
 
@@ -154,8 +154,9 @@ def _entries(first: Outer, second: Outer, request: Request) -> Tensor:
     input1, input2 = (term.inputs[:, 0].T.contiguous() for term in (first, second))
     wide = outputs if request.full else 1
     kernel = first.backs.new_zeros(wide * n1, wide * n2)
-    chunk = max(64, request.budget // 4 // (outputs * (n1 + n2) * kernel.element_size()))
-    chunk = min(chunk, max(64, (1 << 20) // (outputs * (n1 + n2))))  # a chunk that stays in the cache is quicker
+    numbers = outputs * (n1 if same else n1 + n2)
+    chunk = max(64, request.budget // 4 // (numbers * kernel.element_size()))
+    chunk = min(chunk, max(64, (1 << 21) // numbers))  # a chunk that stays in the cache is quicker
     for start in range(0, len(rows), chunk):
         i, j = rows[start : start + chunk], columns[start : start + chunk]
         left = _chunk_jacobian(back1, input1, i, j, outputs, request.full)
