@@ -12,7 +12,7 @@ from cyclopts import Parameter
 
 from prunus.cli.options import DataDir, Json, Seed
 
-ROOMS = ("theory", "sparse", "training", "certificates", "tangent", "private", "models")
+ROOMS = ("sparse", "training", "certificates", "tangent", "private", "models", "study")
 
 
 def reproduce(

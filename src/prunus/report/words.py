@@ -30,14 +30,14 @@ def number(value: float) -> str:
 
 
 def best(panel: Panel) -> Group | None:
-    """What the summary speaks of: the sparsest group that is as good as dense, or else the most accurate one."""
+    """What the summary speaks of: of the groups as good as dense the one that buys most, else the most accurate."""
     known = [group for group in panel.groups if group.mean("accuracy") is not None]
     if not known:
         return None
     dense = panel.dense
     close = [group for group in known if dense is not None and (group.mean("accuracy") or 0) >= dense - _CLOSE]
     if close:
-        return max(close, key=lambda group: (group.sparsity, group.mean("speedup") or 0, group.mean("accuracy") or 0))
+        return max(close, key=lambda group: ((group.mean("speedup") or 1) * (group.smaller or 1), group.sparsity))
     return max(known, key=lambda group: (group.mean("accuracy") or 0, group.sparsity))
 
 
