@@ -106,3 +106,10 @@ def test_drift_while_training() -> None:
         assert -1 <= drift.rows[-1]["cosine"] <= 1 + 1e-9
         ends.append(drift.rows[-1]["distance"])
     assert ends[1] < ends[0] / 2
+
+
+def test_limit_of_a_pruned_input_layer() -> None:
+    x = torch.randn(3, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    form = parametrise(prunus.models.make("fc:4-9-9-1", init="normal", seed=0).double())
+    torch.testing.assert_close(limit_of(form, x, pruned_input=0.5), limit(x, depth=2, density=0.5, prune_input=True))
+    assert torch.equal(limit_of(form, x, pruned_input=1.0), limit(x, depth=2))

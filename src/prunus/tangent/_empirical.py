@@ -119,8 +119,8 @@ def _by_layers(
 
 def acting_network(model: nn.Module, masks: Masks | None, rescale: bool | None = None) -> Network:
     """The network with its masks, rescaled by default where it is in NTK form; refuses what has no kernel."""
-    rescale = isinstance(model, NTKForm) if rescale is None else rescale
     model = model.module if isinstance(model, nn.DataParallel) else model  # which torch.func refuses
+    rescale = isinstance(model, NTKForm) if rescale is None else rescale
     _check_deterministic(model)
     parameters = dict(model.named_parameters())
     if not any(parameter.requires_grad for parameter in parameters.values()):
@@ -141,7 +141,7 @@ def acting_network(model: nn.Module, masks: Masks | None, rescale: bool | None =
         if rescale and density == 0:
             raise BadInput(f"The masks leave no weight in {plain}: its density is 0 and cannot be rescaled.")
         kept[name], multiplier[name] = mask, 1 / math.sqrt(density) if rescale else 1.0
-        values[name] = values[name] * mask * multiplier[name]
+        values[name] = (values[name] * mask).mul_(multiplier[name])
     return Network(model, values, kept, multiplier)
 
 

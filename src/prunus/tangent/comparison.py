@@ -87,9 +87,8 @@ def compare(
     rows = []
     networks = [build(plan.seed + number) for number in range(plan.networks)]
     first = networks[0]
-    limit = _limit_or_none(first, sample.inputs)
     for density in plan.densities:
-        found = []
+        limit, found = _limit_or_none(first, sample.inputs, density if plan.prune_input else 1.0), []
         for number, network in enumerate(networks):
             masks = _masks(network, density, plan, number)
             double = network.double()
@@ -107,11 +106,11 @@ def compare(
     return rows
 
 
-def _limit_or_none(network: nn.Module, x: Tensor) -> Tensor | None:
+def _limit_or_none(network: nn.Module, x: Tensor, pruned_input: float) -> Tensor | None:
     if not isinstance(network, NTKForm):
         return None
     try:
-        return limit_of(network, x)
+        return limit_of(network, x, pruned_input=pruned_input)
     except BadInput:  # a chain without a known limit: its kernel can still be looked at
         return None
 

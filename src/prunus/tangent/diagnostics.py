@@ -52,8 +52,10 @@ def as_targets(targets: Tensor, count: int) -> Tensor:
     return hot - 1 / hot.shape[1]
 
 
-def limit_of(form: NTKForm, x1: Tensor, x2: Tensor | None = None) -> Tensor:
+def limit_of(form: NTKForm, x1: Tensor, x2: Tensor | None = None, pruned_input: float = 1.0) -> Tensor:
     """The limit that the kernel of a network in NTK form tends to with its width, dense or with rescaled masks.
+
+    `pruned_input` is the density of all layers where the masks cover the input layer too (K-9), fully connected only.
 
     Known for fully connected ReLU networks and for convolutions of stride 1 that keep the size, all of one odd kernel,
     with a linear head on the flattened map or on its average. One sentence says why there is none for others.
@@ -68,7 +70,9 @@ def limit_of(form: NTKForm, x1: Tensor, x2: Tensor | None = None) -> Tensor:
     if all(isinstance(layer, nn.Linear) for layer in layers):
         if kinds != ["layer", "relu"] * depth + ["layer"]:
             raise BadInput("The limit is known for linear layers with one ReLU between each two of them.")
-        return limit(x1, x2, depth=depth) * form.limit_scale
+        return limit(x1, x2, depth=depth, density=pruned_input, prune_input=pruned_input < 1) * form.limit_scale
+    if pruned_input < 1:
+        raise BadInput("The limit with a pruned input layer is known for fully connected networks only.")
     head = _head(form, kinds, layers)
     return limit_convolutional(x1, x2, depth=depth, kernel=layers[0].kernel_size[0], head=head) * form.limit_scale
 
