@@ -1,0 +1,50 @@
+"""The Python code of the README and of the guide runs as it stands: all blocks of a page, one after the other."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+ELSEWHERE = {"private.md"}  # run by the tests of its own room
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs" / "guide").glob("*.md"))]
+FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"(?<!!)\[[^\]]+\]\(([^)#]+)[^)]*\)|!\[[^\]]*\]\(([^)]+)\)")
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    return [body for name, body in FENCE.findall(page.read_text("utf8")) if name == language]
+
+
+@pytest.mark.parametrize(
+    "page",
+    [page for page in PAGES if blocks(page, "python") and page.name not in ELSEWHERE],
+    ids=lambda page: page.name,
+)
+def test_python_blocks_run(page: Path, tmp_path: Path) -> None:
+    code = "\n".join(blocks(page, "python"))
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    run = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr[-2000:]
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md"], ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for match in LINK.finditer(FENCE.sub("", page.read_text("utf8"))):
+        target = match[1] or match[2]
+        if not target.startswith(("http", "mailto")):
+            assert (page.parent / target).exists(), f"{page.name} links to {target}, which is not there"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_commands_exist(page: Path) -> None:
+    from prunus.cli import COMMANDS
+
+    text = "\n".join(blocks(page, "sh")) + "\n" + "\n".join(re.findall(r"`(prunus [^`]+)`", page.read_text("utf8")))
+    for command in re.findall(r"^(?:\$ )?prunus (\w+)", text, re.MULTILINE):
+        assert command in COMMANDS, f"{page.name} names prunus {command}"
