@@ -101,10 +101,46 @@ void check_linear(const Level &level) {
     }
 }
 
+// Runs the convolution with a random choice of padded layouts, and checks that the padding of the output is zero.
+std::vector<float> padded_conv(const Level &level, const Packed &p, Conv c, const Floats &x, const Finish &finish, int64_t h, int64_t w) {
+    const auto layout = [](int64_t pad, int64_t rows, int64_t columns) {
+        const int64_t pitch = columns + pad;
+        return Layout{pad, pitch, ((rows + 2 * pad) * pitch + pad + 32 + 15) / 16 * 16};
+    };
+    std::unique_ptr<float[]> padded_x;
+    const float *from = x.at.get();
+    const bool whole = c.channels < p.bank || c.channels % p.bank == 0;
+    if (c.stride_y == 1 && c.stride_x == 1 && c.pad_y == c.pad_x && whole && w <= c.width + c.pad_x && draw(0, 1)) {
+        c.in = layout(c.pad_x, c.height, c.width);
+        padded_x.reset(new float[size_t(c.batch * c.channels * c.in.plane)]());
+        for (int64_t k = 0; k < c.batch * c.channels; ++k)
+            for (int64_t i = 0; i < c.height * c.width; ++i)
+                padded_x[size_t(k * c.in.plane + (i / c.width + c.in.pad) * c.in.pitch + c.in.pad + i % c.width)] =
+                    x.at[size_t(k * c.height * c.width + i)];
+        from = padded_x.get();
+    }
+    if (draw(0, 1)) c.out = layout(draw(1, 2), h, w);
+    const int64_t plane = c.out.plane ? c.out.plane : h * w, planes = c.batch * p.rows;
+    std::unique_ptr<float[]> y(new float[size_t(planes * plane)]);
+    std::fill(y.get(), y.get() + planes * plane, 7.0f);
+    conv(level, p, c, from, y.get(), finish, int(draw(1, 3)));
+    std::vector<float> result;
+    for (int64_t k = 0; k < planes; ++k) {
+        float *at = y.get() + k * plane;
+        for (int64_t i = 0; i < h * w; ++i) {
+            const int64_t place = c.out.plane ? (i / w + c.out.pad) * c.out.pitch + c.out.pad + i % w : i;
+            result.push_back(at[place]);
+            at[place] = 0.0f;
+        }
+        for (int64_t i = 0; i < plane; ++i) compare("padding", level.name, at[i], 0.0, 0.0);
+    }
+    return result;
+}
+
 void check_conv(const Level &level) {
     const int64_t bank = draw(0, 1) ? 16 : 32, channels = draw(1, 40), rows = draw(1, 40);
     Conv c = {draw(1, 3), channels, draw(1, 18), draw(1, 34), draw(1, 4), draw(1, 4), draw(1, 3), draw(1, 3),
-              draw(0, 3), draw(0, 3), draw(1, 2), draw(1, 2)};
+              draw(0, 3), draw(0, 3), draw(1, 2), draw(1, 2), {}, {}, {}};
     if (draw(0, 3) == 0) c.kernel_y = c.kernel_x = c.stride_y = c.stride_x = 1, c.pad_y = c.pad_x = 0;
     if (c.height + 2 * c.pad_y <= c.dilation_y * (c.kernel_y - 1) || c.width + 2 * c.pad_x <= c.dilation_x * (c.kernel_x - 1)) return;
     const int64_t taps = c.kernel_y * c.kernel_x, blocks = (channels + bank - 1) / bank;
@@ -117,14 +153,14 @@ void check_conv(const Level &level) {
     const Matrix m(rows, cols, bank, 0.2, Values(draw(0, 2)), &used);
     const int64_t h = c.out_height(), w = c.out_width();
     const Floats x(c.batch * channels * c.height * c.width), bias(rows), other(c.batch * rows * h * w);
-    std::unique_ptr<float[]> y(new float[size_t(other.size)]);
     const Finish finish = {bias.at.get(), m.scales(), draw(0, 1) ? other.at.get() : nullptr, bool(draw(0, 1))};
-    conv(level, m.packed, c, x.at.get(), y.get(), finish, int(draw(1, 3)));
+    std::vector<float> y = padded_conv(level, m.packed, c, x, finish, h, w);
     for (int64_t n = 0; n < c.batch; ++n)
         for (int64_t r = 0; r < rows; ++r)
             for (int64_t p = 0; p < h * w; ++p) {
                 const int64_t at = (n * rows + r) * h * w + p;
-                double sum = bias.at[size_t(r)] + (finish.other ? double(finish.other[at]) : 0.0), size = std::fabs(sum) + 1e-3;
+                const double added = finish.other ? double(finish.other[at]) : 0.0;
+                double sum = bias.at[size_t(r)] + added, size = std::fabs(bias.at[size_t(r)]) + std::fabs(added) + 1e-3;
                 for (int64_t k = 0; k < channels; ++k)
                     for (int64_t tap = 0; tap < taps; ++tap) {
                         const int64_t iy = p / w * c.stride_y + tap / c.kernel_x * c.dilation_y - c.pad_y;

@@ -51,6 +51,11 @@ class Geometry:
         return torch.tensor([*self.kernel, *self.stride, *self.padding, *self.dilation])
 
     @cached_property
+    def in_place(self) -> int:
+        """How many zeros around an image let it be read without a copy; -1 where none do."""
+        return self.padding[0] if self.stride == (1, 1) and self.padding[0] == self.padding[1] > 0 else -1
+
+    @cached_property
     def _known(self) -> dict[Pair, Pair]:
         return {}
 

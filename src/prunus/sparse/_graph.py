@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional
 
+from prunus.sparse._arena import Arena, assign_places
 from prunus.sparse._modules import BalancedLinear, PackedModule, SparseConv2d
 
 _RELU_FUNCTIONS = (functional.relu, torch.relu, torch.relu_)
@@ -79,9 +80,32 @@ def fuse(model: nn.Module) -> nn.Module:
     for node in list(graph.nodes):
         if _is_relu(node, modules):
             _fuse_relu(graph, node, modules, calls)
+    _arrange(graph, modules, calls)
     graph.lint()
     result = fx.GraphModule(model, graph, class_name=type(model).__name__)
     return result.train(model.training)
+
+
+def _arrange(graph: fx.Graph, modules: dict[str, nn.Module], calls: Counter[Any]) -> None:
+    """How results pass between packed convolutions: with the zeros the reader needs, in memory that is used again.
+
+    A result stays in the arena only if nothing but packed convolutions, which write elsewhere, ever reads it.
+    """
+    order = {node: number for number, node in enumerate(graph.nodes)}
+    arena, inside, lives = Arena(), [], []
+    for node in graph.nodes:
+        module = modules.get(str(node.target)) if node.op == "call_module" else None
+        if not isinstance(module, SparseConv2d) or calls[node.target] != 1:
+            continue
+        readers = [modules.get(str(user.target)) if user.op == "call_module" else None for user in node.users]
+        convs = [reader for reader in readers if isinstance(reader, SparseConv2d)]
+        wanted = {conv.geometry.in_place for conv in convs} - {-1}
+        module.halo = wanted.pop() if len(wanted) == 1 else 0
+        if module.halo and len(convs) == len(readers):
+            inside.append(module)
+            lives.append((order[node], max(order[user] for user in node.users)))
+    for module, place in zip(inside, assign_places(lives)):
+        module.arena, module.place = arena, place
 
 
 def _is_relu(node: fx.Node, modules: dict[str, nn.Module]) -> bool:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from prunus.errors import BadInput
 from prunus.sparse import _ops
+from prunus.sparse._arena import Arena
 from prunus.sparse._geometry import Geometry
 from prunus.sparse._packed import Packed, pack
 
@@ -132,6 +133,9 @@ class SparseConv2d(PackedModule):
     def __init__(self, packed: Packed, geometry: Geometry, bias: Tensor | None = None, relu: bool = False) -> None:
         super().__init__(packed, bias)
         self.geometry, self.relu = geometry, relu
+        # Set inside a fused graph: zeros to write around the result, and where to put it.
+        self.halo, self.place = 0, 0
+        self.arena: Arena | None = None
         if packed.rows != geometry.outputs or packed.cols != geometry.columns(packed.bank):
             raise BadInput(f"A packed matrix of {packed.rows} x {packed.cols} does not fit the convolution {geometry}.")
 
@@ -151,7 +155,8 @@ class SparseConv2d(PackedModule):
 
     def forward(self, x: Tensor, other: Tensor | None = None) -> Tensor:
         if self.plain(x) and (other is None or self.plain(other)):
-            return _ops.run_conv2d(self.packed, self.geometry, x, self._parameters["bias"], other, self.relu)
+            where = (self.halo, self.arena, self.place)
+            return _ops.run_conv2d(self.packed, self.geometry, x, self._parameters["bias"], other, self.relu, where)
         numbers = self.geometry.numbers()
         return torch.ops.prunus.sparse_conv2d(
             x, self.bias, other, self.tensors(), self.rows, self.cols, self.bank, self.relu, numbers

@@ -7,6 +7,7 @@ matrix.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -15,8 +16,9 @@ from torch.nn import functional
 from torch.nn.grad import conv2d_input
 
 from prunus.errors import BadInput
+from prunus.sparse._arena import Arena
 from prunus.sparse._geometry import Geometry
-from prunus.sparse._packed import Packed
+from prunus.sparse._packed import Packed, kernels
 
 AUTOMATIC, PERMUTE, TILE = 0, 1, 2
 
@@ -109,6 +111,30 @@ def _(grad: Tensor, tensors: list[Tensor], rows: int, cols: int, bank: int) -> T
 # ------------------------------------------------------------------------------------------------------- convolutions
 
 
+_HALO = "_prunus_halo"  # on a tensor that a sparse convolution wrote with zeros around every image
+
+
+@functools.cache
+def _contiguous() -> Any:
+    return kernels().Layout(0, 0, 0)
+
+
+@functools.lru_cache(maxsize=4096)
+def _padded(halo: int, height: int, width: int) -> Any:
+    """The layout of images with `halo` zeros around them; rows share theirs, and the end may be read past a little."""
+    pitch = width + halo
+    plane = -(-((height + 2 * halo) * pitch + halo + 32) // 16) * 16
+    return kernels().Layout(halo, pitch, plane)
+
+
+def _image(x: Tensor, layout: Any) -> tuple[Tensor, int, Any]:
+    """A tensor to hold on to, the address where its images begin, and their layout."""
+    if layout is not None:
+        return x, x.data_ptr() - 4 * layout.pad * (layout.pitch + 1), layout
+    x = x.contiguous()
+    return x, x.data_ptr(), _contiguous()
+
+
 def run_conv2d(
     packed: Packed,
     geometry: Geometry,
@@ -116,37 +142,66 @@ def run_conv2d(
     bias: Tensor | None = None,
     other: Tensor | None = None,
     relu: bool = False,
+    where: tuple[int, Arena | None, int] = (0, None, 0),
 ) -> Tensor:
-    """act(conv(x) + bias + other), x (n, inputs, h, w) -> (n, outputs, h', w'), float32. No gradients."""
+    """act(conv(x) + bias + other), x (n, inputs, h, w) -> (n, outputs, h', w'), float32. No gradients.
+
+    `where` is (halo, arena, place): with a halo the result is a view into memory with that many zeros around every
+    image, so that the next sparse convolution can read it in place; with an arena this memory is used again later.
+    """
+    halo, arena, place = where
     height, width = check_image(geometry, x)
     batch, channels, *pixels = x.shape
-    shape = (batch, geometry.outputs, height, width)
-    if other is not None:
-        if other.shape != shape or other.dtype != torch.float32:
-            raise BadInput(f"What is added must be float32 of shape {shape}, not {other.dtype} {tuple(other.shape)}.")
-        other = other.contiguous()
+    outputs = geometry.outputs
+    if other is not None and (other.shape != (batch, outputs, height, width) or other.dtype != torch.float32):
+        wanted = (batch, outputs, height, width)
+        raise BadInput(f"What is added must be float32 of shape {wanted}, not {other.dtype} {tuple(other.shape)}.")
     layer = packed.layer
     if layer is None:
-        weight = geometry.weight(packed.dense(), packed.bank)
-        out = functional.conv2d(x, weight, bias, geometry.stride, geometry.padding, geometry.dilation)
-        out = out if other is None else out.add_(other)
-        return out.relu_() if relu else out
-    x = x.contiguous()
-    out = torch.empty(shape)
+        return _dense_conv2d(packed, geometry, x, bias, other, relu)
+    known = getattr(x, _HALO, None)
+    readable = known is not None and known.pad == geometry.in_place and width <= known.pitch
+    x, source, layout = _image(x, known if readable and channels % packed.bank in (0, channels) else None)
+    added, added_layout = 0, layout
+    if other is not None:
+        other, added, added_layout = _image(other, getattr(other, _HALO, None))
+    if halo:
+        target = _padded(halo, height, width)
+        size = batch * outputs * target.plane
+        buffer = torch.empty(size) if arena is None else arena.take(place, size)
+        start, strides = halo * (target.pitch + 1), (outputs * target.plane, target.plane, target.pitch, 1)
+        out = buffer.as_strided((batch, outputs, height, width), strides, start)
+        setattr(out, _HALO, target)
+        destination = buffer.data_ptr()
+    else:
+        target, out = _contiguous(), torch.empty((batch, outputs, height, width))
+        destination = out.data_ptr()
     layer.conv(
-        x.data_ptr(),
-        out.data_ptr(),
+        source,
+        destination,
         0 if bias is None else bias.data_ptr(),
         0 if packed.scale is None else packed.scale.data_ptr(),
-        0 if other is None else other.data_ptr(),
+        added,
         relu,
         torch.get_num_threads(),
         batch,
         channels,
         *pixels,
         geometry.sizes.data_ptr(),
+        layout,
+        target,
+        added_layout,
     )
     return out
+
+
+def _dense_conv2d(
+    packed: Packed, geometry: Geometry, x: Tensor, bias: Tensor | None, other: Tensor | None, relu: bool
+) -> Tensor:
+    weight = geometry.weight(packed.dense(), packed.bank)
+    out = functional.conv2d(x, weight, bias, geometry.stride, geometry.padding, geometry.dilation)
+    out = out if other is None else out.add_(other)
+    return out.relu_() if relu else out
 
 
 def check_image(geometry: Geometry, x: Tensor) -> tuple[int, int]:

@@ -42,9 +42,16 @@ Geometry geometry(const Level &level, const Packed &p, const Conv &c) {
     const int64_t whole = level.width * level.max_vectors;
     g.direct = g.taps == 1 && c.stride_y == 1 && c.stride_x == 1 && c.pad_y == 0 && c.pad_x == 0 && g.pixels >= whole &&
                (c.channels < p.bank || c.channels % p.bank == 0);
+    const bool padded = c.in.plane > 0;
+    g.direct = g.direct && !padded;
     g.by_row = !g.direct && g.out_w % level.width == 0;
     g.channels = g.direct || c.channels < p.bank ? c.channels : divide_up(c.channels, p.bank) * p.bank;
     const int64_t readable = divide_up(g.pixels, level.width) * level.width + shift_y * g.pitch + shift_x;
+    if (padded) {
+        g.pitch = c.in.pitch, g.plane = c.in.plane, g.channels = c.channels;
+        g.pixels = (g.out_h - 1) * g.pitch + g.out_w;
+        return g;
+    }
     g.plane = g.direct ? g.pixels : divide_up(std::max(readable, g.plane_rows * g.pitch + c.pad_x), 16) * 16;
     return g;
 }
@@ -155,14 +162,19 @@ struct Job {
         const int64_t v0 = vectors() * tile / tiles(), v1 = vectors() * (tile + 1) / tiles(), width = level.width;
         const int64_t ld = (v1 - v0) * width;
         const float *parts[max_parts];
+        const int64_t plane = out_plane(c.out), other_plane = out_plane(c.other);
+        float *out = y + image * p.rows * plane;
+        const float *other = f.other ? f.other + image * p.rows * other_plane : nullptr;
+        Direct end = {{}, {}, plane, other_plane, f.scale, f.bias, f.relu};
         Run *runs = static_cast<Run *>(scratch(7, (ld + 2) * int64_t(sizeof(Run))));
         int64_t count = 0;
         if (g.by_row) {
             for (int64_t v = v0; v < v1; ++v) {
                 const int64_t row = v * width / g.out_w, column = v * width % g.out_w;
                 parts[v - v0] = planes + row * g.pitch + column;
+                end.out[v - v0] = out + place(c.out, row, column);
+                end.other[v - v0] = other ? other + place(c.other, row, column) : nullptr;
             }
-            runs[count++] = {0, v0 * width, ld};
         } else {
             const int64_t first = v0 * width, last = std::min(v1 * width, g.pixels);
             const int64_t start = g.direct ? std::min(first, g.pixels - ld) : first;  // never read past the image
@@ -173,27 +185,46 @@ struct Job {
         for (int64_t b = 0; b < blocks; ++b)
             for (int64_t q = 0; q < p.groups; ++q) {
                 const int64_t *cut = cuts + q * (blocks + 1) + b;
-                if (cut[0] == cut[1] && b > 0) continue;
+                const bool last_block = b == blocks - 1;
+                if (cut[0] == cut[1] && b > 0 && !(last_block && g.by_row)) continue;
                 const int64_t at = (p.slot_start[q] + cut[0]) * lanes, rows = std::min(lanes, p.rows - q * lanes);
-                level.tile({parts, acc + q * lanes * ld, b == 0, cut[1] - cut[0], rows, int(v1 - v0), offsets + at, values + at});
+                level.tile({parts, acc + q * lanes * ld, b == 0, cut[1] - cut[0], rows, q * lanes, int(v1 - v0), offsets + at,
+                            values + at, last_block && g.by_row ? &end : nullptr});
             }
-        const int64_t out_plane = g.out_h * g.out_w, skip = image * p.rows * out_plane;
-        level.finish({acc, ld, p.rows, out_plane, runs, count, f.scale, f.bias, f.other ? f.other + skip : nullptr, f.relu, y + skip});
+        if (!g.by_row) level.finish({acc, ld, p.rows, plane, other_plane, runs, count, f.scale, f.bias, other, f.relu, out});
+    }
+
+    int64_t out_plane(const Layout &to) const { return to.plane ? to.plane : g.out_h * g.out_w; }
+
+    int64_t place(const Layout &to, int64_t row, int64_t column) const {
+        return to.plane ? (row + to.pad) * to.pitch + to.pad + column : row * g.out_w + column;
+    }
+
+    Run run(int64_t from, int64_t row, int64_t column, int64_t count) const {
+        return {from, place(c.out, row, column), place(c.other, row, column), count};
     }
 
     // Which pixels of a tile are real, where pixels are counted over whole plane rows.
     int64_t flat_runs(int64_t start, int64_t first, int64_t last, Run *runs) const {
-        if (g.pitch == g.out_w) {
-            runs[0] = {first - start, first, last - first};
-            return 1;
-        }
         int64_t count = 0;
         for (int64_t at = first; at < last; at = (at / g.pitch + 1) * g.pitch) {
             const int64_t row = at / g.pitch, column = at % g.pitch;
-            if (column < g.out_w)
-                runs[count++] = {at - start, row * g.out_w + column, std::min(last, row * g.pitch + g.out_w) - at};
+            if (column < g.out_w) runs[count++] = run(at - start, row, column, std::min(last, row * g.pitch + g.out_w) - at);
         }
         return count;
+    }
+
+    // The zeros around one image of the output.
+    void clear_padding(int64_t image, float *y) const {
+        const Layout &to = c.out;
+        if (!to.plane) return;
+        for (int64_t r = 0; r < p.rows; ++r) {
+            float *plane = y + (image * p.rows + r) * to.plane;
+            std::fill(plane, plane + place(to, 0, 0), 0.0f);
+            for (int64_t row = 0; row + 1 < g.out_h; ++row)
+                for (int64_t i = place(to, row, g.out_w); i < place(to, row + 1, 0); ++i) plane[i] = 0.0f;
+            std::fill(plane + place(to, g.out_h - 1, g.out_w), plane + to.plane, 0.0f);
+        }
     }
 };
 
@@ -205,24 +236,27 @@ void conv(const Level &level, const Packed &p, const Conv &c, const float *x, fl
     const Geometry &g = job.g;
     const int64_t work = (p.slot_start[p.groups] * lanes + p.rows + c.channels) * g.pixels * c.batch;
     threads = int(std::max<int64_t>(1, std::min<int64_t>(threads, work / work_per_thread)));
-    const int64_t image_size = c.channels * c.height * c.width;
+    const bool in_place = g.direct || c.in.plane > 0;
+    const int64_t image_size = c.channels * (c.in.plane ? c.in.plane : c.height * c.width);
     const int64_t bytes = g.phases_y * g.phases_x * g.channels * g.plane * int64_t(sizeof(float));
     if (threads == 1 || c.batch >= 2 * threads) {  // an image is a task: its planes stay in the second-level cache
         parallel(threads, c.batch, [&](int64_t n) {
             const float *image = x + n * image_size;
             float *planes = nullptr;
-            if (!g.direct) {
+            job.clear_padding(n, y);
+            if (!in_place) {
                 planes = static_cast<float *>(scratch(2, bytes));
                 for (int64_t k = 0; k < g.channels; ++k) make_planes(level, g, c, image, k, planes);
             }
-            for (int64_t t = 0; t < job.tiles(); ++t) job.run_tile(t, g.direct ? image : planes, n, y);
+            for (int64_t t = 0; t < job.tiles(); ++t) job.run_tile(t, in_place ? image : planes, n, y);
         });
         return;
     }
     for (int64_t n = 0; n < c.batch; ++n) {
         const float *image = x + n * image_size;
         float *planes = nullptr;
-        if (!g.direct) {
+        job.clear_padding(n, y);
+        if (!in_place) {
             planes = static_cast<float *>(scratch(2, bytes));
             const int64_t parts = std::min<int64_t>(g.channels, 2 * threads);
             parallel(threads, parts, [&](int64_t part) {
@@ -230,7 +264,7 @@ void conv(const Level &level, const Packed &p, const Conv &c, const float *x, fl
                     make_planes(level, g, c, image, k, planes);
             });
         }
-        parallel(threads, job.tiles(), [&](int64_t t) { job.run_tile(t, g.direct ? image : planes, n, y); });
+        parallel(threads, job.tiles(), [&](int64_t t) { job.run_tile(t, in_place ? image : planes, n, y); });
     }
 }
 

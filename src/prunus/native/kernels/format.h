@@ -40,27 +40,39 @@ struct Columns {
     const uint32_t *table;
 };
 
+// Where finished sums go when every register of a tile is a run of pixels: act(sum * scale + bias + other), written at
+// out[register] + row * plane. scale, bias and the pointers in other may be null.
+struct Direct {
+    float *out[max_parts];
+    const float *other[max_parts];
+    int64_t plane, other_plane;
+    const float *scale, *bias;
+    bool relu;
+};
+
 // One group's share of one tile: acc[row][sample] += sum over some slots of value * x[column][sample].
 struct Tile {
     const float *const *x;  // where each register of samples begins
     float *acc;
     bool fresh;  // the sums start at zero instead of what acc holds
     int64_t slots;
-    int64_t rows;  // rows of the group that exist
+    int64_t rows;       // rows of the group that exist
+    int64_t first_row;  // of the group
     int vectors;   // samples in the tile / width, 1 .. max_vectors
     const uint32_t *offsets;  // 16 for each slot
     const float *values;      // likewise
+    const Direct *end;        // null: the sums go back to acc
 };
 
-// A run of pixels: where it begins in the tile and in the output's plane, and how long it is.
+// A run of pixels: where it begins in the tile, in the output's plane and in that of what is added, and how long it is.
 struct Run {
-    int64_t from, to, count;
+    int64_t from, to, also, count;
 };
 
 // out[row][pixel] = act(acc * scale + bias + other) for the runs of one tile; scale, bias and other may be null.
 struct Ending {
     const float *acc;
-    int64_t ld, rows, plane;
+    int64_t ld, rows, plane, other_plane;
     const Run *runs;
     int64_t count;
     const float *scale, *bias, *other;

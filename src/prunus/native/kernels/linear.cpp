@@ -108,7 +108,7 @@ struct TileJob {
                 level.decode(p, columns, g, first, last, offsets);
                 const float *values = level.values(p, g, first, last, decoded);
                 const int64_t here = std::min(lanes, p.rows - g * lanes);
-                level.tile({parts, acc + (g - g0) * lanes * ld, false, last - first, here, vectors, offsets, values});
+                level.tile({parts, acc + (g - g0) * lanes * ld, false, last - first, here, g * lanes, vectors, offsets, values, nullptr});
             }
         }
         end(acc, ld);
@@ -125,10 +125,10 @@ struct TileJob {
     void end(float *acc, int64_t ld) const {
         const int64_t first = g0 * lanes, rows = std::min(g1 * lanes, p.rows) - first;
         if (f.scale || f.relu) {
-            const Run all = {0, 0, ld};
+            const Run all = {0, 0, 0, ld};
             const float *scale = f.scale ? f.scale + first : nullptr;
             const float *bias = f.scale && f.bias ? f.bias + first : nullptr;
-            level.finish({acc, ld, rows, ld, &all, 1, scale, bias, nullptr, f.relu, acc});
+            level.finish({acc, ld, rows, ld, 0, &all, 1, scale, bias, nullptr, f.relu, acc});
         }
         level.from_tile(acc, ld, rows, samples, y + first, p.rows);
     }

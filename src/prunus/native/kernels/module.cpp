@@ -70,12 +70,14 @@ struct Layer {
         linear(level(), p, at<const float>(x), ldx, batch, at<float>(y), finish, threads, Choice(choice));
     }
 
-    // `sizes`: kernel, stride, padding and dilation, each as a pair (y, x).
+    // `sizes`: kernel, stride, padding and dilation, each as a pair (y, x). The last arguments are the layouts of x, y and
+    // what is added: pad, pitch and plane, zeros for contiguous.
     void conv_to(uintptr_t x, uintptr_t y, uintptr_t bias, uintptr_t scale, uintptr_t other, bool relu, int threads,
-                 int64_t batch, int64_t channels, int64_t height, int64_t width, uintptr_t sizes) const {
+                 int64_t batch, int64_t channels, int64_t height, int64_t width, uintptr_t sizes, Layout in, Layout out,
+                 Layout added) const {
         nb::gil_scoped_release release;
         const int64_t *s = at<const int64_t>(sizes);
-        const Conv c = {batch, channels, height, width, s[0], s[1], s[2], s[3], s[4], s[5], s[6], s[7]};
+        const Conv c = {batch, channels, height, width, s[0], s[1], s[2], s[3], s[4], s[5], s[6], s[7], in, out, added};
         const Finish finish = {at<const float>(bias), at<const float>(scale), at<const float>(other), relu};
         conv(level(), p, c, at<const float>(x), at<float>(y), finish, threads);
     }
@@ -115,6 +117,7 @@ struct Packing {
 }  // namespace
 
 NB_MODULE(_kernels, m) {
+    nb::set_leak_warnings(false);  // objects kept by caches live until the process ends
     m.def("level", [] { return level().name; });
     m.def("use", &use);
     m.def("width", [] { return level().width; });
@@ -127,6 +130,11 @@ NB_MODULE(_kernels, m) {
         nb::gil_scoped_release release;
         return level().multiply(count);
     });
+    nb::class_<Layout>(m, "Layout")
+        .def("__init__", [](Layout *self, int64_t pad, int64_t pitch, int64_t plane) { new (self) Layout{pad, pitch, plane}; })
+        .def_ro("pad", &Layout::pad)
+        .def_ro("pitch", &Layout::pitch)
+        .def_ro("plane", &Layout::plane);
     nb::class_<Layer>(m, "Layer")
         .def(nb::init<int64_t, int64_t, int64_t, int, uintptr_t, uintptr_t, uintptr_t, uintptr_t>())
         .def("linear", &Layer::linear_to)

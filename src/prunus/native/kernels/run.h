@@ -19,16 +19,23 @@ struct Finish {
 void linear(const Level &, const Packed &, const float *x, int64_t ldx, int64_t batch, float *y, const Finish &,
             int threads, Choice);
 
+// How the planes of an image lie in memory: `pad` zeros around each, rows `pitch` apart, planes `plane` apart. Zero for
+// all three: contiguous. The zeros on the right of a row are those on the left of the next.
+struct Layout {
+    int64_t pad, pitch, plane;
+};
+
 struct Conv {
     int64_t batch, channels, height, width;
     int64_t kernel_y, kernel_x, stride_y, stride_x, pad_y, pad_x, dilation_y, dilation_x;
+    Layout in, out, other;  // with a pad, x and y begin at the corner of the padding
     int64_t out_height() const { return (height + 2 * pad_y - dilation_y * (kernel_y - 1) - 1) / stride_y + 1; }
     int64_t out_width() const { return (width + 2 * pad_x - dilation_x * (kernel_x - 1) - 1) / stride_x + 1; }
 };
 
-// y (batch x rows x out_height x out_width) from x (batch x channels x height x width), both contiguous. The packed
-// columns stand as (block of `bank` channels, tap, channel in the block), or, where a bank is wider than all channels,
-// as (tap, channel).
+// y (batch x rows x out_height x out_width) from x (batch x channels x height x width). The packed columns stand as
+// (block of `bank` channels, tap, channel in the block), or, where a bank is wider than all channels, as (tap, channel).
+// A padded input is read in place: the caller sees to it that its padding is the convolution's and the stride is one.
 void conv(const Level &, const Packed &, const Conv &, const float *x, float *y, const Finish &, int threads);
 
 }  // namespace kernels

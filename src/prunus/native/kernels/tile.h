@@ -43,6 +43,22 @@ inline void rows_kernel(const Tile &t, int64_t row) {
             for (int v = 0; v < V; ++v) sum[r + 1][v] = fma(weight[r + 1], load(x[v] + second), sum[r + 1][v]);
         }
     }
+    if (t.end) {
+        const Direct &e = *t.end;
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r) {
+            if (row + r >= t.rows) break;
+            const int64_t n = t.first_row + row + r;
+            const vec scale = all(e.scale ? e.scale[n] : 1.0f), bias = all(e.bias ? e.bias[n] : 0.0f);
+#pragma GCC unroll 8
+            for (int v = 0; v < V; ++v) {
+                vec done = fma(sum[r][v], scale, bias);
+                if (e.other[v]) done = add(done, load(e.other[v] + n * e.other_plane));
+                store(e.out[v] + n * e.plane, e.relu ? positive(done) : done);
+            }
+        }
+        return;
+    }
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r)
 #pragma GCC unroll 8
@@ -101,7 +117,7 @@ void finish_tile(const Ending &e) {
         for (const Run *run = e.runs; run < e.runs + e.count; ++run) {
             const float *acc = e.acc + r * e.ld + run->from;
             float *out = e.out + r * e.plane + run->to;
-            const float *other = e.other ? e.other + r * e.plane + run->to : nullptr;
+            const float *other = e.other ? e.other + r * e.other_plane + run->also : nullptr;
             const auto at = [&](int64_t i) {
                 vec v = fma(load(acc + i), scales, biases);
                 if (other) v = add(v, load(other + i));
