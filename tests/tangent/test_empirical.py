@@ -298,3 +298,38 @@ def test_bad_arguments() -> None:
     empty = prunus.Masks({"layers.1.weight": torch.zeros(3, 6, dtype=torch.bool)})
     with pytest.raises(BadInput, match="density"):
         empirical(model, x, masks=empty, rescale=True)
+
+
+def test_convolutions_shrink_by_a_power_of_the_density() -> None:
+    """K-22: with all layers but the first convolution masked, {0, 1} masks give density ** masked layers."""
+    torch.manual_seed(0)
+    net = nn.Sequential(
+        nn.Conv2d(1, 8, 3, padding=1, bias=False),
+        nn.ReLU(),
+        nn.Conv2d(8, 8, 3, padding=1, bias=False),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(128, 1, bias=False),
+    ).double()
+    form = parametrise(net)
+    masks = prunus.find_masks(form, 0.5, score="random", exclude=("layers.0*",), seed=1)
+    x = random_inputs(3, 1, 4, 4)
+    rescaled, plain = (empirical(form, x, masks=masks, rescale=flag) for flag in (True, False))
+    torch.testing.assert_close(plain, 0.5**2 * rescaled, rtol=1e-12, atol=0)
+
+
+def test_progress_is_shown_on_request(capsys: pytest.CaptureFixture[str]) -> None:
+    model = prunus.models.make("fc:4-6-3", seed=0)
+    empirical(model, torch.randn(3, 4), effort=Effort(progress=True))
+    assert "tangent kernel" in capsys.readouterr().err
+    empirical(model, torch.randn(3, 4), effort=Effort(progress=False))
+    assert capsys.readouterr().err == ""
+
+
+def test_token_ids() -> None:
+    """Inputs that are whole numbers stay so: an embedding reads them."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(7, 3), nn.Flatten(), nn.Linear(12, 2)).double()
+    ids = torch.tensor([[0, 1, 2, 3], [3, 3, 1, 6], [5, 4, 2, 0]])
+    expected = oracle(model, ids, None, False)
+    torch.testing.assert_close(empirical(model, ids, output="full").view_as(expected), expected)

@@ -231,6 +231,6 @@ def _advance(progress: bool | Callable[[int, int], None] | None) -> Iterator[Cal
     from rich.console import Console
     from rich.progress import Progress
 
-    with Progress(console=Console(file=sys.stderr), transient=True) as bar:
+    with Progress(console=Console(file=sys.stderr), transient=progress is None) as bar:
         task = bar.add_task("tangent kernel", total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
