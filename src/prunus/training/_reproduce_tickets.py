@@ -116,7 +116,7 @@ def by_width(
             }
 
 
-@reproduction("ticket-widths-digits", "Tickets by width on digits (I-14 a; table 3 in small)", SOURCE, minutes=4.0)
+@reproduction("ticket-widths-digits", "Tickets by width on digits (I-14 a; table 3 in small)", SOURCE, minutes=7.0)
 def widths_digits(
     seed: int = 0, seeds: int = 5, widths: Sequence[float] = (0.25, 0.5, 1, 2, 4), length: str = "100ep"
 ) -> list[dict[str, Any]]:
