@@ -15,6 +15,7 @@ from prunus.private import NoisyTopK
 from prunus.private.ddp import ddp_hook
 from support import PROVING
 
+pytest.importorskip("dp_accounting", reason="needs the extra 'private'")
 WORKER = Path(__file__).parent / "workers" / "ddp_worker.py"
 
 

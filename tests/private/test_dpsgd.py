@@ -16,6 +16,7 @@ from prunus.private import NoisyTopK, TwoLevelTopK
 from prunus.private.accounting import Accountant, BudgetSpent, Release
 from prunus.private.dpsgd import Falling, PrivateOptions, WarmUp, make_private
 
+pytest.importorskip("dp_accounting", reason="needs the extra 'private'")
 opacus = pytest.importorskip("opacus", reason="needs the extra 'dp'")
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Full backward hook"),

@@ -48,7 +48,7 @@ CASES = [(6, 2, 0.7), (7, 3, 0.25), (8, 2, 1.2), (7, 5, 0.4)]
 def test_every_subset_comes_as_often_as_the_law_says(d: int, m: int, theta: float, grouped: bool) -> None:
     vector = torch.linspace(1.0, 2.0, d) * torch.tensor([(-1.0) ** i for i in range(d)])
     top = set(select.top_indices(vector, m).tolist())
-    draws = scale(4000 if not grouped else 40_000, full=200_000)
+    draws = scale(40_000, full=200_000) if grouped else scale(3000, full=40_000)
     counts = _subset_counts(NoisyTopK(m, theta), vector, m, draws, group=d if grouped else None)
     density = np.exp(2.0 * theta * _overlaps(d, m, top))
     assert stats.chisquare(counts, draws * density / density.sum()).pvalue > ALARM

@@ -18,7 +18,8 @@ from prunus.errors import BadFile, BadInput
 from prunus.private import BudgetSpent, NoisyTopK, Release, ValueNoise
 from prunus.private.ledger import Ledger
 from prunus.private.rounds import RoundEngine, RoundPlan, aggregate, client_message
-from support import scale
+from support import PROVING, scale
+from support.evidence import record
 
 WORKER = Path(__file__).parent / "workers" / "round_worker.py"
 
@@ -207,29 +208,34 @@ def test_kill_at_random_moments(trust: str, tmp_path: Path) -> None:
             process.stdin.write(f"{chance.uniform(0.0, 0.3)}\n")
             process.stdin.flush()
             assert process.stdout.readline() == "killed\n"
-            _check_wire(tmp_path, trust)
+            sent, charged = _check_wire(tmp_path, trust)
         process.stdin.close()
-    assert (tmp_path / "wire").stat().st_size > 0
+    assert sent > 0
+    if PROVING:
+        row = {"trust": trust, "kills": 50, "sent by one client": sent, "charged to it": charged}
+        record(f"private-kills-{trust}", [row], "kill -9 at random moments of the round engine, one ledger throughout.")
 
 
-def _check_wire(folder: Path, trust: str) -> None:
+def _check_wire(folder: Path, trust: str) -> tuple[int, int]:
+    """(messages that concern client c0, its charges); no client is charged for less than it sent."""
     ledger = Ledger(folder / "ledger")
     if not (folder / "wire").exists():
-        return
+        return 0, 0
     lines = (folder / "wire").read_bytes().split(b"\n")
     records = [json.loads(line) for line in lines[:-1]]
     if trust == "local":
-        for client in {record["client"] for record in records}:
-            sent = sum(record["client"] == client for record in records)
+        for client in {entry["client"] for entry in records}:
+            sent = sum(entry["client"] == client for entry in records)
             assert ledger.charges(client) >= sent
     else:
         assert all(ledger.charges(f"c{i}") >= len(records) for i in range(5))
-    for record in records:
-        values = torch.tensor(record["values"], dtype=torch.float64)
-        deviation = record.get("noise", 2.0)
+    for entry in records:
+        values = torch.tensor(entry["values"], dtype=torch.float64)
+        deviation = entry.get("noise", 2.0)
         statistic = float((values / deviation).square().sum())
         # 1e-9 each: thousands of releases are looked at
         assert 1e-9 < stats.chi2.cdf(statistic, len(values)) < 1 - 1e-9
+    return sum(entry["client"] in ("c0", None) for entry in records), ledger.charges("c0")
 
 
 @pytest.mark.parametrize(

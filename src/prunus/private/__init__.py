@@ -9,6 +9,7 @@ Data-parallel and federated training, DP-SGD on kept coordinates and an audit bu
 
 from __future__ import annotations
 
+from prunus.private import federated
 from prunus.private.accounting import Accountant, BudgetSpent, Meter, Release, noise_for_budget
 from prunus.private.cost import Privacy
 from prunus.private.ddp import ddp_hook
@@ -32,6 +33,7 @@ __all__ = [
     "ValueNoise",
     "WarmUp",
     "ddp_hook",
+    "federated",
     "make_private",
     "noise_for_budget",
 ]

@@ -54,11 +54,14 @@ class MaskedOptimizer(DPOptimizer):
     def _mask_examples(self) -> None:
         samples = self.grad_samples
         with torch.no_grad():
-            mean = [sample.sum(dim=0) / (self.expected_batch_size or 1) for sample in samples]
+            mean = [p.detach() for p in self.params]
+            if self.policy.looks:
+                mean = [sample.sum(dim=0) / (self.expected_batch_size or 1) for sample in samples]
             self.last_masks = self.policy.masks(mean, self.keep(self.steps_done), self.steps_done)
             if self.last_masks is not None:
                 for parameter, sample, mask in zip(self.params, samples, self.last_masks):
-                    parameter.grad_sample = sample * mask
+                    # In place: per-example gradients are the largest thing in memory.
+                    parameter.grad_sample = sample.mul_(mask)
 
     def add_noise(self) -> None:
         super().add_noise()

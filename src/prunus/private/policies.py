@@ -58,9 +58,11 @@ class WarmUp:
 
 
 class Policy:
-    """Masks of one step. `k` is the share kept without a schedule."""
+    """Masks of one step. `k` is the share kept without a schedule; `looks` says whether the values of the gradients
+    matter (else any tensors of the same shapes are given)."""
 
     k: float = 1.0
+    looks: bool = False
 
     def epsilon(self, d: int, fraction: float, step: int) -> float:
         """Pure epsilon of the masks of a step, before sampling."""
@@ -88,6 +90,7 @@ class Drawn(Policy):
 
     def __post_init__(self) -> None:
         self.k = float(self.mech.k)
+        self.looks = True
         if not 0.0 < self.k <= 1.0 or isinstance(self.mech.k, int):
             raise BadInput("DP-SGD keeps a share of the coordinates: give the mechanism's k as a fraction.")
 
