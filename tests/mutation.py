@@ -21,10 +21,12 @@ from __future__ import annotations
 import argparse
 import ast
 import itertools
+import math
 import queue
 import random
 import sys
 import tempfile
+import time
 import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -197,11 +199,14 @@ def _is_reshape(node: ast.AST) -> bool:
 
 
 def draw(files: Sequence[Path], count: int, seed: int) -> tuple[list[Mutant], int]:
-    """Draw mutants uniformly among all of these files; returns them and how many there are to draw from."""
+    """Draw mutants uniformly among all of these files; returns them and how many there are to draw from.
+
+    They come in random order, so that the first of them are a fair draw too.
+    """
     sources = {path: path.read_text("utf8") for path in files}
     everything = [(path, n) for path in files for n, _ in enumerate(candidates(sources[path])[1])]
     chosen = random.Random(seed).sample(everything, min(count, len(everything)))
-    return [describe(path, sources[path], number) for path, number in sorted(chosen)], len(everything)
+    return [describe(path, sources[path], number) for path, number in chosen], len(everything)
 
 
 def describe(path: Path, source: str, number: int) -> Mutant:
@@ -235,38 +240,53 @@ def tests_of(name: str) -> list[str]:
     return list(dict.fromkeys([*known, *own])) or everything
 
 
-def measure(drawn: Sequence[Mutant], jobs: int, timeout: float) -> list[Mutant]:
-    """Run every mutant against its subject's tests; returns the survivors."""
+def measure(drawn: Sequence[Mutant], jobs: int, seconds: int, minutes: float) -> tuple[list[Mutant], list[Mutant]]:
+    """Run mutants against their subject's tests until the minutes are over; returns those run and the survivors.
+
+    One that needs over twice its tests' processor time and three seconds is taken to hang, and is killed.
+    """
+    end = time.monotonic() + 60 * minutes
+    finished: list[Mutant] = []
     survivors: list[Mutant] = []
     with tempfile.TemporaryDirectory(prefix="prunus-mutants-") as folder, ThreadPoolExecutor(jobs) as pool:
         workers: queue.SimpleQueue[Worker] = queue.SimpleQueue()
         everyone = [Worker(Path(folder) / str(number)) for number in range(jobs)]
         needed = sorted({test for mutant in drawn for test in tests_of(mutant.file)})
-        before = everyone[0].run(needed, {}, 10 * timeout, mutated=False)
-        if not before.passed:
-            raise SystemExit(f"The tests fail without any mutation: {before.by}")
+        durations: dict[str, float] = {}
+        parts = [needed[number::jobs] for number in range(min(jobs, len(needed)))]
+        for before in pool.map(lambda w, part: w.run(part, {}, seconds, mutated=False), everyone, parts):
+            if not before.passed:
+                raise SystemExit(f"The tests fail without any mutation: {before.by}")
+            durations |= before.durations
         for worker in everyone:
-            worker.warm_up(needed, timeout)
+            worker.warm_up(needed, seconds)
             workers.put(worker)
 
-        def judge(mutant: Mutant) -> Outcome:
+        def judge(mutant: Mutant) -> Outcome | None:
+            if time.monotonic() > end:
+                return None
             worker = workers.get()
             try:
                 with worker.changed(f"theory/{mutant.file}", lambda source: mutate(source, mutant.number)):
-                    return worker.run(tests_of(mutant.file), before.durations, timeout, mutated=True)
+                    tests = tests_of(mutant.file)
+                    usual = sum(taken for test, taken in durations.items() if test.split("::")[0] in tests)
+                    return worker.run(tests, durations, 3 + math.ceil(2 * usual), mutated=True)
             finally:
                 workers.put(worker)
 
-        for done, (mutant, outcome) in enumerate(zip(drawn, pool.map(judge, drawn)), 1):
+        for mutant, outcome in zip(drawn, pool.map(judge, drawn)):
+            if outcome is None:
+                continue
+            finished.append(mutant)
             where = f"{mutant.file}:{mutant.line} {mutant.before!r} -> {mutant.after!r}"
             if outcome.passed:
                 survivors.append(mutant)
             print(f"{'SURVIVED' if outcome.passed else 'killed'} {where}: {outcome.by}", flush=True)
-            if done % 10 == 0 or done == len(drawn):
-                print(f"{done} of {len(drawn)} mutants, {len(survivors)} survived", flush=True)
+            if len(finished) % 10 == 0:
+                print(f"{len(finished)} of {len(drawn)} mutants, {len(survivors)} survived", flush=True)
         for worker in everyone:
             worker.close()
-    return survivors
+    return finished, survivors
 
 
 def explanation(mutant: Mutant, entries: Sequence[dict[str, str]]) -> str:
@@ -297,7 +317,7 @@ def report(drawn: Sequence[Mutant], survivors: Sequence[Mutant], seed: int) -> f
             "after": m.after,
             "explanation": explanation(m, entries),
         }
-        for m in survivors
+        for m in sorted(survivors, key=lambda m: (m.file, m.number))
     ]
     record("mutation", rows=rows, note=note)
     return share
@@ -308,7 +328,8 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=240, help="mutants to draw")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--timeout", type=float, default=120.0, help="seconds for one mutant's tests")
+    parser.add_argument("--seconds", type=int, default=600, help="processor seconds for the tests without a mutant")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="start no further mutant after this long")
     parser.add_argument("--only", default="", help="subjects, separated by commas: tangent,tickets")
     parser.add_argument("--trial", action="store_true", help="print only, write no evidence")
     parser.add_argument("--list", action="store_true", help="print the mutants and stop")
@@ -319,10 +340,10 @@ def main() -> int:
     drawn, possible = draw(files, options.count, options.seed)
     print(f"{len(drawn)} of {possible} possible mutants in {len(files)} files, seed {options.seed}", flush=True)
     if options.list:
-        for m in drawn:
+        for m in sorted(drawn, key=lambda m: (m.file, m.number)):
             print(f"{m.file}:{m.line} [{m.kind}] {m.before!r} -> {m.after!r}")
         return 0
-    survivors = measure(drawn, options.jobs, options.timeout)
+    drawn, survivors = measure(drawn, options.jobs, options.seconds, options.minutes)
     if options.trial:
         share = 1 - len(survivors) / len(drawn)
     else:

@@ -5,6 +5,7 @@ Used by tests/mutation.py: starting Python, numpy, scipy and pytest anew for eve
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import os
@@ -16,7 +17,6 @@ import subprocess
 import sys
 import time
 import tomllib
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,12 +26,12 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "src" / "prunus"
 MEMORY = 6 << 30  # bytes a run may use
-TIMEOUT, STRANGER = 251, 252  # exit statuses of a run
+STRANGER = 252  # exit status of a run on another package
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """Whether the tests passed, what failed first, and the seconds each test took."""
+    """Whether the tests passed, what failed first, and the processor seconds each test took."""
 
     passed: bool
     by: str
@@ -42,13 +42,18 @@ class ByDuration:
     """pytest plugin: the quickest tests first (durations as in the run without a mutation), and what failed."""
 
     def __init__(self, durations: dict[str, float]) -> None:
-        self.known, self.measured, self.failed = durations, Counter[str](), ""
+        self.known, self.measured, self.failed, self.started = durations, dict[str, float](), "", 0.0
 
     def pytest_collection_modifyitems(self, items: list[Any]) -> None:
         items.sort(key=lambda item: self.known.get(item.nodeid, 0.0))
 
+    def pytest_runtest_logstart(self) -> None:
+        self.started = time.process_time()
+
+    def pytest_runtest_logfinish(self, nodeid: str) -> None:
+        self.measured[nodeid] = time.process_time() - self.started
+
     def pytest_runtest_logreport(self, report: Any) -> None:
-        self.measured[report.nodeid] += report.duration
         if report.failed:
             self.failed = self.failed or report.nodeid
 
@@ -70,12 +75,17 @@ def serve(copy: str) -> None:
     ):
         importlib.import_module(name)
     _remember_ledger(Path(copy))
+    # Whether a property fails is all that counts: looking for the simplest failing example takes long.
+    settings = importlib.import_module("hypothesis").settings
+    phases = importlib.import_module("hypothesis").Phase
+    settings.register_profile("no_shrinking", phases=(phases.explicit, phases.generate))
+    settings.load_profile("no_shrinking")
     for line in sys.stdin:
         request = json.loads(line)
         child = os.fork()
         if child == 0:
             os._exit(_run_child(copy, request))
-        print(_wait(child, request["timeout"]), flush=True)
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 
 
 def _remember_ledger(copy: Path) -> None:
@@ -90,6 +100,9 @@ def _run_child(copy: str, request: dict[str, Any]) -> int:
     import pytest
 
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    # Seconds of the processor, not of the clock: a busy machine must not fail a run.
+    resource.setrlimit(resource.RLIMIT_CPU, (request["seconds"], request["seconds"]))
+    gc.disable()
     output = os.open(request["output"] + ".txt", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(output, 1)
     os.dup2(output, 2)
@@ -105,19 +118,6 @@ def _run_child(copy: str, request: dict[str, Any]) -> int:
     return status
 
 
-def _wait(child: int, timeout: float) -> int:
-    deadline = time.monotonic() + timeout
-    while True:
-        done, status = os.waitpid(child, os.WNOHANG)
-        if done:
-            return os.waitstatus_to_exitcode(status)
-        if time.monotonic() > deadline:
-            os.kill(child, signal.SIGKILL)
-            os.waitpid(child, 0)
-            return TIMEOUT
-        time.sleep(0.01)
-
-
 class Worker:
     """One copy of the package and the process that runs tests on it."""
 
@@ -131,22 +131,22 @@ class Worker:
         pipe = subprocess.PIPE
         self.process = subprocess.Popen(command, cwd=ROOT, env=environment, stdin=pipe, stdout=pipe, text=True)
 
-    def warm_up(self, tests: Sequence[str], timeout: float) -> None:
+    def warm_up(self, tests: Sequence[str], seconds: int) -> None:
         """Collect the tests once, which leaves bytecode of everything behind."""
-        self.run(tests, {}, timeout, mutated=False, options=["--collect-only"])
+        self.run(tests, {}, seconds, mutated=False, options=["--collect-only"])
 
     def run(
         self,
         tests: Sequence[str],
         durations: dict[str, float],
-        timeout: float,
+        seconds: int,
         mutated: bool,
         options: Sequence[str] = (),
     ) -> Outcome:
         """Run these tests, the quickest first; a crash or running out of time is a failure."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
-        request = {"tests": tests, "durations": durations, "timeout": timeout, "mutated": mutated, "options": options}
+        request = {"tests": tests, "durations": durations, "seconds": seconds, "mutated": mutated, "options": options}
         self.output.unlink(missing_ok=True)
         print(json.dumps({**request, "output": str(self.output)}), file=self.process.stdin, flush=True)
         status = int(self.process.stdout.readline())
@@ -155,7 +155,7 @@ class Worker:
         answer: dict[str, Any] = {"failed": "", "durations": {}}
         if self.output.exists():
             answer = json.loads(self.output.read_text("utf8"))
-        by = "timeout" if status == TIMEOUT else answer["failed"] or f"status {status}"
+        by = "out of time" if -status in (signal.SIGXCPU, signal.SIGKILL) else answer["failed"] or f"status {status}"
         return Outcome(status == 0, by, answer["durations"])
 
     @contextmanager
