@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from prunus.cli import run
+
+SMALL = ["study", "fc:64-16-10", "--length", "1ep", "--certify", "1", "--kernel", "0", "--seeds", "1", "--workers", "1"]
+
+
+def test_a_study_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    where = ["-o", str(tmp_path / "runs")]
+    asked = [*SMALL, *where, "--pattern", "unstructured,2:4", "--sparsity", "0.5", "0.8"]
+    assert run([*asked, "--dry-run", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["missing"] == 3
+    assert run([*asked, "--json", "--export", str(tmp_path / "rows.csv"), "--columns", "pattern,accuracy"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["cells"], found["failed"]) == (3, 0)
+    assert all(set(row) == {"pattern", "accuracy"} for row in found["rows"])
+    assert (tmp_path / "rows.csv").read_text().startswith("pattern,accuracy\n")
+    assert run([*asked]) == 0, "nothing is left to run"
+    shown = capsys.readouterr()
+    assert "3 cells done, 0 failed" in shown.out
+    assert "[1/3]" not in shown.err
+    assert run([*SMALL, *where, "--pattern", "unstructured", "--sparsity", "0.5", "--exclude", "nothing"]) == 1
+    assert "matches no prunable weight" in capsys.readouterr().out
+
+
+def test_the_file_and_the_options_together(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "study.toml"
+    file.write_text('model = "fc:64-10"\nsparsity = [0.5, 0.9]\nseed = [4, 5]\n[settings]\nlength = "1ep"\n')
+    base = ["study", "--grid", str(file), "--dry-run", "--json", "-o", str(tmp_path / "runs")]
+    for extra, cells in (([], 4), (["--seeds", "3"], 6), (["--sparsity", "0.7"], 2)):
+        assert run([*base, *extra]) == 0
+        assert json.loads(capsys.readouterr().out)["cells"] == cells
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        (["study"], "needs a network"),
+        (["study", "fc:64-10", "--sparsity", "much"], "must be numbers"),
+        (["study", "fc:64-10", "--seeds", "0"], "at least one seed"),
+        (["study", "fc:64-10", "--columns", "acuracy"], "did you mean 'accuracy'"),
+        (["study", "fc:64-10", "--engine", "steam"], "local, ray"),
+        (["study", "fc:64-10", "--workers", "0"], "at least one worker"),
+        (["study", "fc:64-10", "--seeds", "500"], "add --yes"),
+        (["study", "fc:64-10", "--grid", "absent.toml"], "cannot be read"),
+        (["study", "nonsense"], "no model named"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_status_2(
+    arguments: list[str], part: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run([*arguments, "-o", str(tmp_path / "runs")]) == 2
+    error = capsys.readouterr().err
+    assert part in error
+    assert error.count("\n") == 1
+    assert not (tmp_path / "runs" / "study.sqlite").exists()

@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+import importlib.util
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from prunus.errors import BadInput, MissingExtra
+from prunus.study import LocalEngine, Progress, run_study
+from prunus.study.cluster import RayEngine
+from support.studies import contents, tiny
+
+HERE = importlib.util.find_spec("ray") is not None
+
+
+@pytest.mark.skipif(HERE, reason="Ray is installed")
+def test_without_ray_the_extra_is_named() -> None:
+    with pytest.raises(MissingExtra, match=r"prunus\[cluster\]"):
+        RayEngine()
+
+
+def test_workers_are_counted() -> None:
+    with pytest.raises(BadInput, match="at least one worker"):
+        RayEngine(0)
+
+
+@pytest.mark.skipif(not HERE, reason="needs Ray: pip install 'prunus[cluster]'")
+@pytest.mark.prove
+def test_a_cluster_gives_the_same_and_survives_a_death(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two workers; the process of one is killed while it runs a cell."""
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    cells = tiny(sparsity=(0.4, 0.5, 0.6, 0.7))
+    run_study(cells, tmp_path / "local", engine=LocalEngine(2))
+    killed: list[int] = []
+
+    def kill_one(progress: Progress) -> None:
+        if progress.done and not killed:
+            killed.extend(victims()[:1])
+            for process in killed:
+                os.kill(process, signal.SIGKILL)
+
+    run_study(cells, tmp_path / "cluster", engine=RayEngine(2), show=kill_one)
+    assert killed
+    assert contents(tmp_path / "cluster") == contents(tmp_path / "local")
+
+
+def victims() -> list[int]:
+    """Processes of Ray that run a cell of this test, found by the name Ray gives them."""
+    mine, end = [], time.monotonic() + 30
+    while not mine and time.monotonic() < end:
+        for folder in Path("/proc").glob("[0-9]*"):
+            try:
+                words = (folder / "cmdline").read_bytes()
+                parents = (folder / "environ").read_bytes()
+            except OSError:
+                continue  # it ended meanwhile, or is somebody else's
+            if words.startswith(b"ray::_perform") and str(Path(__file__).parents[1]).encode() in parents:
+                mine.append(int(folder.name))
+    return mine
