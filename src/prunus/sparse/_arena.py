@@ -26,7 +26,13 @@ class Arena:
         found = kept.get(place)
         if found is None or found.numel() < size:
             found = kept[place] = torch.empty(size)
+            self.views(place).clear()
         return found
+
+    def views(self, place: int) -> dict[Any, Any]:
+        """What was made of the memory at this place, by shape, as long as that memory stands."""
+        made: dict[int, dict[Any, Any]] = self._local.__dict__.setdefault("made", {})
+        return made.setdefault(place, {})
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Arena:
         fresh = memo[id(self)] = Arena()

@@ -165,17 +165,7 @@ def run_conv2d(
     added, added_layout = 0, layout
     if other is not None:
         other, added, added_layout = _image(other, getattr(other, _HALO, None))
-    if halo:
-        target = _padded(halo, height, width)
-        size = batch * outputs * target.plane
-        buffer = torch.empty(size) if arena is None else arena.take(place, size)
-        start, strides = halo * (target.pitch + 1), (outputs * target.plane, target.plane, target.pitch, 1)
-        out = buffer.as_strided((batch, outputs, height, width), strides, start)
-        setattr(out, _HALO, target)
-        destination = buffer.data_ptr()
-    else:
-        target, out = _contiguous(), torch.empty((batch, outputs, height, width))
-        destination = out.data_ptr()
+    out, destination, target = _result((batch, outputs, height, width), halo, arena, place)
     layer.conv(
         source,
         destination,
@@ -193,6 +183,31 @@ def run_conv2d(
         added_layout,
     )
     return out
+
+
+def _result(shape: tuple[int, ...], halo: int, arena: Arena | None, place: int) -> tuple[Tensor, int, Any]:
+    """A tensor for the result, the address where its images begin, and their layout."""
+    if not halo:
+        out = torch.empty(shape)
+        return out, out.data_ptr(), _contiguous()
+    if arena is not None:
+        known = arena.views(place).get((shape, halo))
+        if known is not None:
+            return known
+    batch, outputs, height, width = shape
+    target = _padded(halo, height, width)
+    size = batch * outputs * target.plane
+    buffer = torch.empty(size) if arena is None else arena.take(place, size)
+    strides = (outputs * target.plane, target.plane, target.pitch, 1)
+    out = buffer.as_strided(shape, strides, halo * (target.pitch + 1))
+    setattr(out, _HALO, target)
+    found = (out, buffer.data_ptr(), target)
+    if arena is not None:
+        views = arena.views(place)
+        if len(views) > 64:  # images of ever new sizes
+            views.clear()
+        views[shape, halo] = found
+    return found
 
 
 def _dense_conv2d(
