@@ -10,8 +10,9 @@ import torch
 from torch import nn
 
 import prunus
-from certificates.networks import convolutional, fully_connected
+from certificates.networks import convolutional, fully_connected, residual
 from prunus.certificates import AttackSettings, Bounds, ascend, read_pair
+from prunus.certificates.forward import forward_forms
 from prunus.certificates.intervals import propagate_ranges
 from prunus.certificates.products import bound_products
 from prunus.certificates.relaxation import Relaxation, transpose
@@ -90,6 +91,29 @@ def test_the_time_of_the_relaxation_is_kept_and_the_rest_still_holds():
     assert bool(torch.isinf(bounds["relaxation"]).all())
     assert bool(torch.isfinite(bounds["recursion"]).all())
     assert time.monotonic() - begin < 30
+
+
+@pytest.mark.parametrize("make", [fully_connected, convolutional, residual])
+def test_forward_forms_hold_and_are_tight_near_a_point(make):
+    model, shape = make(1, 8) if make is fully_connected else make(1, 4, 8)
+    pruned = prunus.find_masks(model, 0.5).apply_(copy.deepcopy(model))
+    pair = read_pair(model, pruned, shape)
+    generator = torch.Generator().manual_seed(0)
+    for domain in (prunus.Samples(torch.randn(1, *shape, generator=generator), 0.01), prunus.Box(-0.001, 0.001)):
+        region = domain.region(shape)
+        with torch.no_grad():
+            ranges = propagate_ranges(pair, region, propagate(pair, region))
+            forms = forward_forms(pair, region, ranges, time.monotonic() + 60)
+        assert forms is not None
+        found, error = forms
+        noise = torch.randn(40, *shape, dtype=torch.float64, generator=generator)
+        inputs = region.project(region.centres + 10 * noise, region.centres.expand_as(noise))
+        for side in (False, True):
+            for value, part in zip(pair.run(inputs, side), found):
+                bounds = part.pruned if side else part.original
+                assert bool(((value >= bounds.low - 1e-9) & (value <= bounds.high + 1e-9)).all())
+        attained = ascend(pair, region, AttackSettings(starts=4, steps=20)).distance
+        assert attained <= error <= 1.1 * attained
 
 
 def test_transposes_are_adjoint():

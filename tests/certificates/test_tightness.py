@@ -43,7 +43,9 @@ def digits_row(model: nn.Module, seed: int, penalty: float, sparsity: float, rad
     inputs = test.tensors[0]
     masks = prunus.find_masks(model, sparsity, exclude=HIDDEN)
     domain = prunus.Ball(1.0) if radius is None else prunus.Samples(inputs[:10], radius)
-    options = CertifyOptions(starts=inputs if radius is None else None)
+    # Over the whole ball the relaxation has nothing to say; near points it wins.
+    methods = ("recursion", "products", "intervals") if radius is None else ("recursion", "products", "relaxation")
+    options = CertifyOptions(methods=methods, starts=inputs if radius is None else None)
     cert = prunus.certify(model, masks, domain, seed=seed, options=options)
     measured = distances(model, masks, inputs)
     assert float(measured.max()) <= cert.bound or radius is not None
@@ -70,7 +72,7 @@ def test_the_digits_network_is_certified_as_tightly_as_promised():
     seeds, length = range(scale(1, full=3)), f"{scale(20, full=60)}ep"
     rows = []
     for seed in seeds:
-        for penalty in (0.0, 2e-3):
+        for penalty in (0.0, 2e-3) if PROVING else (0.0,):
             model = trained(seed, penalty, length)
             rows += [digits_row(model, seed, penalty, sparsity, None) for sparsity in LIMITS]
             rows.append(digits_row(model, seed, penalty, 0.5, 0.01))
@@ -81,14 +83,12 @@ def test_the_digits_network_is_certified_as_tightly_as_promised():
 
     for sparsity, limit in LIMITS.items():
         assert statistics.median(of(0.0, sparsity, True, "tightness")) <= limit
-        plain, penalised = of(0.0, sparsity, True, "bound"), of(2e-3, sparsity, True, "bound")
         if PROVING:
+            plain, penalised = of(0.0, sparsity, True, "bound"), of(2e-3, sparsity, True, "bound")
             assert statistics.median(a / b for a, b in zip(plain, penalised)) >= 2.5
+            before, after = (statistics.median(of(p, sparsity, True, "dense accuracy")) for p in (0.0, 2e-3))
+            assert after >= before - 0.005
     assert statistics.median(of(0.0, 0.5, False, "tightness")) <= 1.2
-    gain = statistics.median(of(2e-3, 0.5, True, "dense accuracy")) - statistics.median(
-        of(0.0, 0.5, True, "dense accuracy")
-    )
-    assert gain >= -0.005
     if PROVING:
         note = (
             "64-256-256-256-10 with biases, digits scaled to unit norm, 60 epochs of prunus.training.fit, hidden "
@@ -129,7 +129,9 @@ def test_resnet20_is_certified_in_time(data_folder):
             quick_seconds = time.monotonic() - begin
             options = CertifyOptions(methods=("recursion", "intervals", "relaxation"), seconds=scale(5, full=840))
             begin = time.monotonic()
-            cert = prunus.certify(model, masks, domain, attack=attack, example=example, options=options)
+            # In float64: the worst case of float32 rounding, shown beside it, would hide the rest.
+            exact = copy.deepcopy(model).double()
+            cert = prunus.certify(exact, masks, domain, attack=attack, example=example, options=options)
             seconds = time.monotonic() - begin
             assert cert.attained <= cert.bound <= rough.bound * (1 + 1e-9)
             rows.append(
@@ -143,7 +145,7 @@ def test_resnet20_is_certified_in_time(data_folder):
                     "recursion": cert.methods["recursion"],
                     "intervals": cert.methods["intervals"],
                     "relaxation": cert.methods["relaxation"],
-                    "rounding": cert.rounding,
+                    "float32 rounding": rough.rounding,
                     "own sizes": cert.sizes,
                     "quick seconds": quick_seconds,
                     "seconds": seconds,
