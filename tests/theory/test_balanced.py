@@ -268,6 +268,13 @@ def test_printed_variances_are_tiny_and_reversed(rows, columns, banks, r):
     assert scaled["unstructured"] == pytest.approx(1.7 * 0.25 * printed["unstructured"], rel=1e-13)
 
 
+def test_a_matrix_of_one_bank_is_unstructured():
+    for variance in (b.pruned_variance, b.pruned_variance_printed):
+        only = variance(1, 8, 1, 3)
+        assert only["unstructured"] == pytest.approx(only["balanced"], rel=1e-14)
+        assert only["ordered"] is True
+
+
 def test_printed_characteristic_function_is_not_one_at_zero():
     assert b.bank_characteristic_printed(0.0, 64, 32) < 0.1
     assert b.bank_characteristic_printed(2.0, 64, 32, 1.7, 0.5) == pytest.approx(
