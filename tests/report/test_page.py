@@ -32,6 +32,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
+def chromium() -> Iterator[Any]:
+    with browser() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
 def page(folder: Path) -> Path:
     with Store(folder) as store:
         return write_report(store, folder / "report.html")
@@ -104,13 +110,21 @@ def test_the_command(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture
     assert run(["report", str(tmp_path / "absent")]) == 2
 
 
+def test_tables_of_papers_stand_on_the_page(chromium: Any, folder: Path, tmp_path: Path) -> None:
+    rows = [{"network": "a", "published": 1.0, "ours": 1.5, "standard errors": 4.2}, {"network": "b", "ours": None}]
+    with Store(tmp_path, create=True) as store:
+        store.add_reproduction("toy", "A <toy> table", "Nobody 2020, table 1", [{"old": 1}])
+        store.add_reproduction("toy", "A <toy> table", "Nobody 2020, table 1", rows)
+        alone = write_report(store, tmp_path / "papers.html")
+    assert "A &lt;toy&gt; table" in alone.read_text("utf8")
+    with opened(chromium, alone, 390, "dark") as (tab, complaints):
+        assert tab.evaluate("document.documentElement.scrollWidth") <= 390
+        assert tab.inner_text("#papers td.far") == "4.2"
+        tab.click("#theme")
+        assert complaints == []
+
+
 # ------------------------------------------------------------------------------------------------------ in the browser
-
-
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Any]:
-    with browser() as running:
-        yield running
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])

@@ -20,6 +20,7 @@ def reproduce(
     list: Annotated[bool, Parameter(negative="", help="Say what can be run, its needs and its minutes.")] = False,
     data_dir: DataDir = None,
     output: Annotated[Path | None, Parameter(alias="-o", help="Also write the rows to this JSON file.")] = None,
+    study: Annotated[Path | None, Parameter(help="Also keep the rows in this study; its page shows them.")] = None,
     seed: Seed = 0,
     json: Json = False,
 ) -> None:
@@ -51,6 +52,12 @@ def reproduce(
         from prunus.files import replace_json
 
         replace_json(output, results)
+    if study is not None:
+        from prunus.study import Store
+
+        with Store(study, create=True) as store:
+            for name, rows in results.items():
+                store.add_reproduction(name, known[name].title, known[name].source, rows)
     if json:
         print_json(results)
 

@@ -210,7 +210,8 @@ def _display(quiet: bool) -> Iterator[Callable[[Any], None] | None]:
         ended = progress.done + progress.failed
         for outcome in progress.latest[len(progress.latest) - min(ended - shown, len(progress.latest)) :]:
             shown += 1
-            err.print(f"[{progress.cached + shown}/{progress.total}] {outcome.job.cell.title}: {_said(outcome)}", soft_wrap=True)
+            place = f"[{progress.cached + shown}/{progress.total}]"
+            err.print(f"{place} {outcome.job.cell.title}: {_said(outcome)}", soft_wrap=True, markup=False)
         shown = ended
 
     yield lines

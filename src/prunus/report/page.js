@@ -222,6 +222,8 @@
     all(".numbers tbody tr").forEach((row) => row.classList.toggle("chosen", row.closest(".panel").dataset.panel === String(panel) && here().groups[+row.dataset.group] === chosen));
   }
 
+  function redraw() { if (data.panels.length) render(); }
+
   function render() { accuracy(); pareto(); macs(); certificate(); energy(); detail(); }
 
   // ---------------------------------------------------------------------------------------------------------- table
@@ -256,7 +258,7 @@
   all(".numbers th button").forEach((button) => button.addEventListener("click", () => sortBy(button.closest("th"))));
   all(".numbers tbody tr").forEach((row) => row.addEventListener("click", () => { find(`#group-${panel}`).value = row.dataset.group; detail(); }));
   all("select.group").forEach((select) => select.addEventListener("change", detail));
-  find("#filter").addEventListener("input", filter);
+  if (find("#filter")) find("#filter").addEventListener("input", filter);
   if (find("#panel")) find("#panel").addEventListener("change", (event) => {
     panel = +event.target.value;
     all(".panel").forEach((part) => { part.hidden = part.dataset.panel !== String(panel); });
@@ -266,17 +268,17 @@
   find("#theme").addEventListener("click", () => {
     const now = root.dataset.theme || (dark.matches ? "dark" : "light");
     root.dataset.theme = now === "dark" ? "light" : "dark";
-    render();
+    redraw();
   });
-  dark.addEventListener("change", () => { if (!printing) render(); });
+  dark.addEventListener("change", () => { if (!printing) redraw(); });
   let before = "";
-  window.addEventListener("beforeprint", () => { printing = true; before = root.dataset.theme || ""; root.dataset.theme = "light"; render(); });
-  window.addEventListener("afterprint", () => { printing = false; if (before) root.dataset.theme = before; else delete root.dataset.theme; render(); });
+  window.addEventListener("beforeprint", () => { printing = true; before = root.dataset.theme || ""; root.dataset.theme = "light"; redraw(); });
+  window.addEventListener("afterprint", () => { printing = false; if (before) root.dataset.theme = before; else delete root.dataset.theme; redraw(); });
 
   all(".numbers tbody td.text").forEach((cell) => {
     const place = data.panels[+cell.closest(".panel").dataset.panel].methods.indexOf(cell.textContent);
     cell.prepend(element("span", { class: "dot", style: `background:var(--c${place % 8})` }, []));
   });
-  render(); filter();
+  if (data.panels.length) { render(); filter(); }
   root.dataset.ready = "yes";
 })();

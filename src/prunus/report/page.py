@@ -8,7 +8,7 @@ import datetime
 import io
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +42,8 @@ def render(store: Store, title: str = "") -> str:
     """The page as text."""
     results = store.results()
     found = panels(results, store.bases())
-    if not found:
+    papers = [_paper(entry) for entry in store.reproductions()]
+    if not found and not papers:
         raise BadInput(f"The study {store.path} has no finished cell yet: run prunus study first.")
     from jinja2 import Environment, FileSystemLoader
 
@@ -62,14 +63,17 @@ def render(store: Store, title: str = "") -> str:
         script=(HERE / "page.js").read_text("utf8"),
         plotly=(HERE / "plotly-basic.min.js").read_text("utf8"),
         command=_command(results),
-        versions=results[0].record.get("versions", {}),
-        settings=results[0].config["settings"],
+        versions=results[0].record.get("versions", {}) if results else {},
+        settings=results[0].config["settings"] if results else {},
+        papers=papers,
         day=datetime.date.today().isoformat(),
         csv=_csv(results),
     )
 
 
 def _title(found: Sequence[Panel]) -> str:
+    if not found:
+        return "The papers, side by side"
     names = list(dict.fromkeys(panel.network for panel in found))
     return f"{names[0]}, pruned" if len(names) == 1 else f"{len(names)} networks, pruned"
 
@@ -141,6 +145,28 @@ def _row(panel: Panel, number: int) -> dict[str, tuple[str, float | str | None]]
     }
 
 
+def _paper(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """A table of a paper as text; a difference of more than three standard errors is marked."""
+    columns = list(dict.fromkeys(key for row in entry["rows"] for key in row))
+    rows = []
+    for row in entry["rows"]:
+        cells = []
+        for name in columns:
+            value = row.get(name)
+            far = name == "standard errors" and isinstance(value, (int, float)) and abs(value) > 3
+            cells.append((_cell(value), isinstance(value, str), far))
+        rows.append(cells)
+    return {"id": entry["id"], "title": entry["title"], "source": entry["source"], "columns": columns, "rows": rows}
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "–"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
 def _what(result: Result) -> str:
     config = result.config
     return f"{config['model']} {config['score']} {config['pattern']} {config['sparsity']:g} seed {config['seed']}"
@@ -158,6 +184,8 @@ def _command(results: Sequence[Result]) -> str:
     """The study as a TOML file: what `prunus study --grid` reads."""
     from prunus.study.grid import AXES, Settings
 
+    if not results:
+        return ""
     lines = []
     for axis in AXES:
         values = list(dict.fromkeys(result.config[axis] for result in results))

@@ -1,9 +1,9 @@
 """Where a study is kept: one SQLite file, one row for each cell, readable by anything that reads SQLite.
 
 Tables: `meta` (version of the format), `bases` (a dense network: key, config, record), `cells` (key, base, status,
-config, record, error, seconds). Configs and records are JSON; the view `results` shows them as plain columns. Only the
-process that runs the study writes; each cell is one transaction in the write-ahead log, so a kill loses at most the
-cells that were running.
+config, record, error, seconds), `reproductions` (tables of the papers). Configs and records are JSON; the view
+`results` shows them as plain columns. Only the process that runs the study writes; each cell is one transaction in the
+write-ahead log, so a kill loses at most the cells that were running.
 """
 
 from __future__ import annotations
@@ -58,6 +58,9 @@ CREATE TABLE IF NOT EXISTS bases (key TEXT PRIMARY KEY, config TEXT NOT NULL, re
 CREATE TABLE IF NOT EXISTS cells (
   key TEXT PRIMARY KEY, base TEXT NOT NULL, status TEXT NOT NULL, config TEXT NOT NULL,
   record TEXT NOT NULL, error TEXT, seconds REAL NOT NULL, finished TEXT NOT NULL DEFAULT (datetime('now'))
+);
+CREATE TABLE IF NOT EXISTS reproductions (id TEXT PRIMARY KEY, title TEXT NOT NULL, source TEXT NOT NULL,
+  rows TEXT NOT NULL, finished TEXT NOT NULL DEFAULT (datetime('now'))
 );
 """
 
@@ -143,7 +146,22 @@ class Store:
             values = (cell.base, json.dumps(cell.to_dict()), json.dumps(plain(record)))
             self._db.execute("INSERT OR REPLACE INTO bases VALUES (?, ?, ?)", values)
 
+    def add_reproduction(self, id: str, title: str, source: str, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Keep a table of a paper, published numbers beside ours; a later run takes its place."""
+        with self._db:
+            values = (id, title, source, json.dumps(plain(list(rows))))
+            self._db.execute(
+                "INSERT OR REPLACE INTO reproductions (id, title, source, rows) VALUES (?, ?, ?, ?)", values
+            )
+
     # ---------------------------------------------------------------------------------------------------------- reading
+
+    def reproductions(self) -> list[dict[str, Any]]:
+        """The kept tables of the papers: id, title, source, rows."""
+        if not self._db.execute("SELECT 1 FROM sqlite_master WHERE name = 'reproductions'").fetchone():
+            return []
+        found = self._db.execute("SELECT id, title, source, rows FROM reproductions ORDER BY id")
+        return [dict(row) | {"rows": json.loads(row["rows"])} for row in found]
 
     def done(self) -> set[str]:
         """Keys of the cells that have finished well; failed ones run again."""
