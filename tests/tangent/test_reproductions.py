@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 
 import numpy as np
@@ -17,7 +18,7 @@ from support.evidence import record
 
 def keep(name: str, rows: list[dict[str, object]], note: str) -> None:
     if PROVING:
-        record(name, rows, note)
+        record(name, rows, inspect.cleandoc(note))
 
 
 @pytest.mark.prove

@@ -156,7 +156,7 @@ def _entries(first: Outer, second: Outer, request: Request) -> Tensor:
     kernel = first.backs.new_zeros(wide * n1, wide * n2)
     numbers = outputs * (n1 if same else n1 + n2)
     chunk = max(64, request.budget // 4 // (numbers * kernel.element_size()))
-    chunk = min(chunk, max(64, (1 << 21) // numbers))  # a chunk that stays in the cache is quicker
+    chunk = min(chunk, max(2048, (1 << 18) // numbers))  # a chunk that stays in the cache is quicker
     for start in range(0, len(rows), chunk):
         i, j = rows[start : start + chunk], columns[start : start + chunk]
         left = _chunk_jacobian(back1, input1, i, j, outputs, request.full)
@@ -168,8 +168,8 @@ def _entries(first: Outer, second: Outer, request: Request) -> Tensor:
 
 def _chunk_jacobian(back: Tensor, inputs: Tensor, i: Tensor, j: Tensor, outputs: int, full: bool) -> Tensor:
     """(entries, outputs * n) for all blocks, (entries * outputs, n) for their sum."""
-    part = back[i].view(len(i), outputs, -1)
-    part *= inputs[j][:, None]
+    part = back.index_select(0, i).view(len(i), outputs, -1)
+    part *= inputs.index_select(0, j)[:, None]
     return part.flatten(1) if full else part.flatten(0, 1)
 
 
@@ -179,11 +179,12 @@ def _rows(first: Outer, second: Outer, request: Request) -> Tensor:
     back1, back2 = (term.backs[:, :, 0].permute(2, 0, 1).contiguous() for term in (first, second))
     input1, input2 = (_padded(term.inputs[:, 0].T) for term in (first, second))
     kernel = first.backs.new_zeros(n1, n2)
-    bytes_a_row = kernel.element_size() * (2 * n1 * n2 + (n1 + n2) * (_longest(_mask(first)) + outputs))
-    chunk = max(1, min(64, request.budget // 4 // bytes_a_row))
+    a_row = 2 * n1 * n2 + (n1 + n2) * (_longest(_mask(first)) + outputs)
+    within = request.budget // 4 // (kernel.element_size() * a_row)
+    chunk = max(1, min(within, max(8, (1 << 19) // a_row)))  # small enough for the caches
     for rows, columns in _row_groups(_mask(first), chunk, fan):
-        left = input1[columns.flatten()].view(*columns.shape, n1)
-        right = left if same else input2[columns.flatten()].view(*columns.shape, n2)
+        left = input1.index_select(0, columns.flatten()).view(*columns.shape, n1)
+        right = left if same else input2.index_select(0, columns.flatten()).view(*columns.shape, n2)
         inner = torch.bmm(left.transpose(1, 2), right)
         if outputs == 1:
             inner *= back1[rows]
