@@ -73,6 +73,7 @@ from prunus.theory import tickets
         (lambda: tickets.layer_window(0, 1, 1, 0.1), "layers"),
         (lambda: tickets.layer_success(1, 2, 1, 0.5, 1, 10), "multiple of 2 inputs = 4, got 10: the nearest is 8"),
         (lambda: tickets.layer_success(1, 2, 1, 0.5, 1, 1), "the nearest is 4"),
+        (lambda: tickets.layer_success(1, 3, 1, 0.5, 1, 16), "multiple of 2 inputs = 6, got 16: the nearest is 18"),
         (lambda: tickets.layer_success(1, 2, 1, 0.5, 1, -4), "width must be a whole number of at least 0"),
         (lambda: tickets.sup_norm_error(0, 0.1), "inputs"),
         (lambda: tickets.sup_norm_error_printed(0, 0.1), "inputs"),
