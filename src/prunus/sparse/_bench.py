@@ -7,6 +7,7 @@ the overhead measured as the time of the same call on a layer without weights.
 from __future__ import annotations
 
 import statistics
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -78,7 +79,9 @@ def bench_linear(
     if "onnx" in peers:
         candidates |= _onnx(nn.Linear(cols, rows, bias=False), dense, x)
     if "csr" in peers:
-        csr, columns = dense.to_sparse_csr(), x.T.contiguous()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that the format is in beta
+            csr, columns = dense.to_sparse_csr(), x.T.contiguous()
         candidates["torch CSR"] = lambda: csr @ columns
     if "scipy" in peers:
         candidates |= _scipy(dense, x)

@@ -76,7 +76,7 @@ inline void byte_planes(const float *bank, __m128i (&plane)[4]) {
 
 // For each pair of slots, plane by plane, the table of the even slot's bank beside that of the odd one's.
 void prepare_tables(const int32_t *schedule, int64_t slots, const float *x, uint8_t *tables) {
-    __m128i plane[4];
+    __m128i plane[4] = {};
     for (int64_t s = 0; s < slots + slots % 2; ++s) {
         if (s < slots && (s == 0 || schedule[s] != schedule[s - 1])) byte_planes(x + int64_t(schedule[s]) * 16, plane);
         uint8_t *out = tables + s / 2 * 128 + s % 2 * 16;
