@@ -186,7 +186,16 @@ def test_hovering_choosing_and_the_other_theme(chromium: Any, page: Path) -> Non
         paper = tab.evaluate("getComputedStyle(document.body).backgroundColor")
         tab.click("#theme")
         assert tab.evaluate("getComputedStyle(document.body).backgroundColor") != paper
+        tab.evaluate("dispatchEvent(new Event('beforeprint'))")
         tab.emulate_media(media="print")
+        assert tab.evaluate("Math.max(...[...document.querySelectorAll('.main-svg')].map(s => s.clientWidth))") <= 690
+        light = tab.evaluate("getComputedStyle(document.documentElement).getPropertyValue('--card')").strip()
+        assert light == "#ffffff"
         assert not tab.is_visible(".bar")
         assert tab.is_visible("#plot-accuracy")
+        tab.emulate_media(media="screen")
+        tab.evaluate("dispatchEvent(new Event('afterprint'))")
+        assert tab.evaluate("document.querySelector('#plot-accuracy .main-svg').clientWidth") > 800
+        tab.set_viewport_size({"width": 390, "height": 800})
+        tab.wait_for_function("document.querySelector('#plot-accuracy .main-svg').clientWidth < 390", timeout=10_000)
         assert complaints == []

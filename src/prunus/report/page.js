@@ -39,7 +39,8 @@
     place.setAttribute("aria-label", words ? words.textContent : "");
     if (!traces.length) { place.innerHTML = '<p class="how">Nothing was measured for this picture.</p>'; return; }
     if (!place.querySelector(".plot-container")) place.textContent = "";
-    Plotly.react(place, traces, layout(extra), { displayModeBar: false, responsive: true });
+    const size = { width: place.clientWidth, height: place.clientHeight };  // given, so that paper gets its own
+    Plotly.react(place, traces, layout({ ...extra, ...size }), { displayModeBar: false });
   }
 
   const title = (text) => ({ text, font: { size: 13, color: css("--soft") }, standoff: 8 });
@@ -271,9 +272,16 @@
     redraw();
   });
   dark.addEventListener("change", () => { if (!printing) redraw(); });
+  let wide = window.innerWidth, timer = 0;
+  window.addEventListener("resize", () => {
+    if (printing || window.innerWidth === wide) return;
+    wide = window.innerWidth;
+    clearTimeout(timer);
+    timer = setTimeout(redraw, 120);
+  });
   let before = "";
-  window.addEventListener("beforeprint", () => { printing = true; before = root.dataset.theme || ""; root.dataset.theme = "light"; redraw(); });
-  window.addEventListener("afterprint", () => { printing = false; if (before) root.dataset.theme = before; else delete root.dataset.theme; redraw(); });
+  window.addEventListener("beforeprint", () => { printing = true; before = root.dataset.theme || ""; root.dataset.theme = "light"; root.classList.add("paper"); redraw(); });
+  window.addEventListener("afterprint", () => { printing = false; root.classList.remove("paper"); if (before) root.dataset.theme = before; else delete root.dataset.theme; redraw(); });
 
   all(".numbers tbody td.text").forEach((cell) => {
     const place = data.panels[+cell.closest(".panel").dataset.panel].methods.indexOf(cell.textContent);
