@@ -83,7 +83,7 @@ def vacuity(
     """
     error = real("error", error, 1e-9)
     failure = probability("failure", failure, open_low=True, open_high=True)
-    sizes = [(whole("widths", width, 3), whole("layers", depth, 3)) for depth in layers for width in widths]
+    sizes = [(whole("widths", width, 3), whole("layers", depth)) for depth in layers for width in widths]
     theorems = (_theorem1, _theorem1_prime, _theorem2, _theorem3)
     return [row(law, d, depth, error, failure) for row in theorems for law in LAWS for d, depth in sizes]
 
