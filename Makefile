@@ -9,13 +9,14 @@ DATA := $(wildcard ../shared/data)
 export PRUNUS_DATA ?= $(abspath $(DATA))
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help setup test-setup demo test check prove bench clean
+.PHONY: help setup test-setup demo test check prove bench sanitize clean
 
 help:
 	@echo "make demo    prune a small network end to end (under two minutes after set-up)"
 	@echo "make test    all tests, reduced counts"
 	@echo "make check   format, lint, types, import rules"
 	@echo "make prove   full counts; results go to docs/evidence"
+	@echo "make sanitize  the kernels under address and undefined-behaviour sanitizers"
 	@echo "make bench   ratios against named peers; results go to docs/evidence"
 
 setup:
@@ -42,6 +43,9 @@ prove: test-setup
 
 bench: test-setup
 	$(BIN)/python -m benchmarks
+
+sanitize: test-setup
+	sh tests/native/sanitize.sh sanitize 300
 
 clean:
 	rm -rf build $(VENV)
