@@ -42,6 +42,7 @@ class Choices:
     length: Annotated[str | None, Parameter(help="Training of the dense network, as in 10ep or 5000it.")] = None
     lr: Annotated[float | None, Parameter(help="Learning rate of that training.")] = None
     augment: Annotated[str | None, Parameter(help="none, crop-flip or resized-crop-flip.")] = None
+    recalibrate: Annotated[int | None, Parameter(help="Batches for new batch-norm statistics after pruning.")] = None
     finetune: Annotated[str | None, Parameter(help="Training after pruning, zeros held; none unless given.")] = None
     finetune_lr: Annotated[float | None, Parameter(help="Learning rate of the fine-tune.")] = None
     allocation: Annotated[str | None, Parameter(help="uniform, global, erk or lamp.")] = None

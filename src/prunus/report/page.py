@@ -110,8 +110,9 @@ def _cards(panel: Panel) -> list[tuple[str, str, str]]:
         cards.append(("smaller", f"{smaller:.1f} ×", f"{_size(now)} instead of {_size(before)}"))
     if bound is not None:
         attained = group.mean("attained")
+        name = "off by at most (vacuous)" if group.vacuous else "off by at most"
         beside = f"a search finds {words.number(attained)}" if attained is not None else "2-norm of the outputs"
-        cards.append(("off by at most", words.number(bound), beside))
+        cards.append((name, words.number(bound), beside))
     return cards
 
 

@@ -26,7 +26,7 @@ def spread(mean: Mean) -> str:
 
 
 def number(value: float) -> str:
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+    return f"{value:,.0f}" if 1000 <= abs(value) < 1e6 else f"{value:.3g}"
 
 
 def best(panel: Panel) -> Group | None:
@@ -53,7 +53,7 @@ def headline(panel: Panel) -> str:
         parts.append(f"runs {faster:.1f} times faster" if faster >= 1.05 else "runs as fast as dense")
     if smaller is not None:
         parts.append(f"is {smaller:.1f} times smaller" if smaller >= 1.05 else "is no smaller")
-    if bound is not None:
+    if bound is not None and not group.vacuous:
         parts.append(f"differs by at most {number(bound)} near the test points")
     joined = f"{', '.join(parts[:-1])} and {parts[-1]}" if len(parts) > 1 else parts[0]
     return f"At {percent(group.sparsity, 0)} {group.method}, the network {joined}."
@@ -87,6 +87,11 @@ def remarks(panel: Panel) -> list[str]:
     ]
     if ratios:
         found.append(f"Certificates lie {min(ratios):.2f} to {max(ratios):.2f} times above what a search attains.")
+    if any(group.vacuous for group in panel.groups):
+        found.append(
+            "Some certificates are vacuous: no better than the sum of the two networks' own sizes. Deep networks need "
+            "smaller neighbourhoods, or a spectral penalty in training."
+        )
     if panel.seeds > 1:
         found.append(f"Means and standard deviations are over {panel.seeds} seeds; a bar on a point is one of them.")
     return found

@@ -34,6 +34,7 @@ class Settings:
 
     weights      file with trained weights; without one, each network is trained for `length`
     length       training of the dense network, "10ep" or "5000it"; lr, batch_size and augment as in `FitConfig`
+    recalibrate  batches from which batch-norm statistics are taken anew after pruning; 0 leaves them
     finetune     training after pruning with the masks held; "0ep" leaves it out
     allocation   how the zeros are shared between layers; exclude: layers that are never pruned
     certify      how many test points are certified with their neighbourhoods of 2-norm `radius`; 0 leaves it out
@@ -47,6 +48,7 @@ class Settings:
     lr: float = 0.05
     batch_size: int = 64
     augment: str = "none"
+    recalibrate: int = 0
     finetune: str = "0ep"
     finetune_lr: float = 0.01
     allocation: str = "uniform"
@@ -61,9 +63,9 @@ class Settings:
     def __post_init__(self) -> None:
         for text in (self.length, self.finetune):
             Duration.parse(text)
-        for name in ("certify", "kernel"):
+        for name in ("certify", "kernel", "recalibrate"):
             if getattr(self, name) < 0:
-                raise BadInput(f"The setting {name} is {getattr(self, name)}: it counts test points, 0 or more.")
+                raise BadInput(f"The setting {name} is {getattr(self, name)}: it is a count, 0 or more.")
         if self.batch < 1 or self.batch_size < 1:
             raise BadInput("The settings batch and batch_size count examples: they must be at least 1.")
         if not self.radius > 0:

@@ -51,6 +51,11 @@ class Group:
         return before / now if now and before else None
 
     @property
+    def vacuous(self) -> bool:
+        """Is a certificate of this group no better than the sum of the two networks' own sizes?"""
+        return any(result.record.get("vacuous") for result in self.results)
+
+    @property
     def network(self) -> str:
         return self.model if self.width == 1 else f"{self.model} width {self.width:g}"
 

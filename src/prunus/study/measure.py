@@ -175,9 +175,12 @@ def _masks(cell: Cell, dense: nn.Module) -> Masks:
 
 def _quality(cell: Cell, pruned: nn.Module, masks: Masks, test: Any) -> dict[str, Any]:
     """Loss and accuracy right after pruning, and again after the fine-tune where there is one."""
-    from prunus.training import FitConfig, evaluate, fit
+    from prunus.training import FitConfig, evaluate, fit, recalibrate
 
     settings = cell.settings
+    if settings.recalibrate:
+        recalibrate(pruned, load(cell, "train"), batches=settings.recalibrate)
+        pruned.eval()
     loss, accuracy = evaluate(pruned, test)
     found = {"accuracy_pruned": accuracy, "loss_pruned": loss, "accuracy": accuracy, "loss": loss}
     if Duration.parse(settings.finetune).amount > 0:
@@ -252,6 +255,7 @@ def _certificate(
     near = Samples(points, radius=settings.radius)
     found = certify(dense, pruned, near, attack=attack, seed=cell.seed, options=options)
     record: dict[str, Any] = {"bound": found.bound, "attained": found.attained, "certificate_method": found.method}
+    record["vacuous"] = found.vacuous
     record["certificate_methods"] = {name: value for name, value in found.methods.items() if math.isfinite(value)}
     record["output_size"] = float(torch.linalg.vector_norm(dense(points).detach(), dim=1).mean())
     norms = {f"{layer.name}.weight": layer for layer in found.layers}
