@@ -86,7 +86,7 @@ def remarks(panel: Panel) -> list[str]:
         if group.mean("bound") is not None and group.mean("attained")
     ]
     if ratios:
-        found.append(f"Certificates lie {min(ratios):.2f} to {max(ratios):.2f} times above what a search attains.")
+        found.append(f"Certificates are {number(min(ratios))} to {number(max(ratios))} times what a search attains.")
     if any(group.vacuous for group in panel.groups):
         found.append(
             "Some certificates are vacuous: no better than the sum of the two networks' own sizes. Deep networks need "
