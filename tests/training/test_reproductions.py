@@ -44,7 +44,7 @@ def test_iterand_is_above_edge_popup_for_narrow_networks_and_the_gap_vanishes() 
 
 @pytest.mark.prove
 def test_resampling_in_moderation_is_above_hardly_any() -> None:
-    """Between 20 and 100 resamplings 2 points above edge-popup and its neighbourhood: the rising side of the inverted U.
+    """Between 20 and 100 resamplings 2 points above edge-popup and near it: the rising side of the inverted U.
 
     The falling side (2100 resamplings) was 1 point below the middle, within its spread: reported, not asserted.
     """
