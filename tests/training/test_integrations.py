@@ -65,13 +65,9 @@ def test_lightning_holds_and_grows_masks(growing: bool, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("growing", [False, True])
-def test_the_hugging_face_trainer_holds_and_grows_masks(
-    growing: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_hugging_face_trainer_holds_and_grows_masks(growing: bool, tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers", reason="transformers is not installed")
     pytest.importorskip("accelerate", reason="accelerate is not installed")
-    # The folder tests/datasets lies on the path of the tests and would pass for the package of that name.
-    monkeypatch.setattr("transformers.trainer.is_datasets_available", lambda: False)
 
     class Model(nn.Module):
         def __init__(self) -> None:

@@ -78,7 +78,7 @@ class FitConfig:
         loss: "auto" picks cross entropy for class labels, the logistic loss for one output and squares for real labels;
         or a function of (outputs, labels).
     Terms beside the loss
-        spectral_penalty: weight of the sum of squared spectral norms (ledger P-26; 2e-3 is a good one).
+        spectral_penalty: weight of twice the sum of squared spectral norms (ledger P-26; 2e-3 is a good one).
         penalty: any function of the model, added as it is.
         distill_from: a trained network; `distill_weight` of its softened outputs at `temperature`.
     Data
