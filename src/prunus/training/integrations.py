@@ -94,6 +94,7 @@ class Keeper:
 
 def lightning_callback(masks: Masks | Growth) -> Any:
     """A Lightning callback that holds `masks`, or grows them; its `keeper.masks` are the current ones."""
+    keeper = Keeper(masks)
     try:
         from lightning.pytorch.callbacks import Callback as LightningCallback
     except ImportError:
@@ -119,11 +120,12 @@ def lightning_callback(masks: Masks | Growth) -> Any:
         def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
             self.keeper.end()
 
-    return HoldMasks(Keeper(masks))
+    return HoldMasks(keeper)
 
 
 def trainer_callback(masks: Masks | Growth) -> Any:
     """A Hugging Face Trainer callback that holds `masks`, or grows them; its `keeper.masks` are the current ones."""
+    keeper = Keeper(masks)
     try:
         from transformers import TrainerCallback
     except ImportError:
@@ -145,4 +147,4 @@ def trainer_callback(masks: Masks | Growth) -> Any:
         def on_train_end(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
             self.keeper.finish()
 
-    return HoldMasks(Keeper(masks))
+    return HoldMasks(keeper)
