@@ -393,3 +393,9 @@ PAIR = [[1.0, 0.0], [0.0, 1.0]]
 def test_bad_input(call, words):
     with pytest.raises(BadInput, match=words):
         call()
+
+
+@pytest.mark.parametrize("sparsity", [1e-15, 1 - 1e-15])
+def test_a_sparsity_next_to_an_end_is_no_fraction(sparsity):
+    with pytest.raises(BadInput, match="denominator of at most 1024"):
+        b.smallest_bank(sparsity, 0.05)

@@ -131,6 +131,7 @@ def test_results_of_checks():
         ({"a": 1.0}, {"a": 1.0}, True),
         ({"b": 1.0}, {"a": 1.0}, False),
         ({"a": 2.0}, {"a": 1.0}, False),
+        ({"a": 1.0, "b": 2.0}, {"a": 1.0, "b": 3.0}, False),
     ],
 )
 def test_agreement(value, expected, same):
