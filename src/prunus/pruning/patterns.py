@@ -7,6 +7,7 @@ earlier position goes first.
 
 from __future__ import annotations
 
+import abc
 import functools
 import math
 import re
@@ -28,17 +29,18 @@ def _magnitude(scores: Tensor, absolute: bool) -> Tensor:
     return scores.abs() if absolute else scores
 
 
-class _Units:
+class _Units(abc.ABC):
     """A pattern in which weights live and die in units: subclasses say how a weight falls into units and back."""
 
+    @abc.abstractmethod
     def units(self, scores: Tensor, weight: Weight, *, absolute: bool = False) -> tuple[Tensor, int]:
-        raise NotImplementedError  # pragma: no cover - abstract
+        """Scores of the units, and how many weights each stands for."""
 
+    @abc.abstractmethod
     def spread(self, kept: Tensor, weight: Weight) -> Tensor:
         """The mask of the weight, given which units are kept."""
-        raise NotImplementedError  # pragma: no cover - abstract
 
-    def check(self, weight: Weight, sparsity: float) -> None:
+    def check(self, weight: Weight, sparsity: float) -> None:  # noqa: B027 - nothing to refuse, and no need to override
         """Any sparsity can be met, to within half a unit."""
 
     def mask(self, scores: Tensor, weight: Weight, sparsity: float, *, absolute: bool = False) -> Tensor:
@@ -77,13 +79,14 @@ def _banks(weight: Weight, bank: int) -> list[tuple[int, int]]:
     return [(tap * segment + start, length) for tap in range(repeats) for start, length in inside]
 
 
-class _Banks:
+class _Banks(abc.ABC):
     """Patterns that take equally many weights from a given bank of every row."""
 
     bank: int
 
+    @abc.abstractmethod
     def drops(self, lengths: list[int], sparsity: float) -> list[int]:
-        raise NotImplementedError  # pragma: no cover - abstract
+        """How many weights each bank of a row loses, given the banks' lengths."""
 
     def units(self, scores: Tensor, weight: Weight, *, absolute: bool = False) -> tuple[Tensor, int]:
         return _magnitude(scores, absolute).reshape(-1), 1
