@@ -1,0 +1,28 @@
+"""Run reproductions and keep their rows in docs/evidence: `python tests/reproduce.py finetune-resnet20 ...`."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+from prunus.cli.reproduce import collect, run_one
+from support.evidence import record
+
+
+def main(names: list[str]) -> int:
+    known = collect()
+    unknown = [name for name in names if name not in known]
+    if unknown or not names:
+        print(f"Name some of: {', '.join(known)}.", file=sys.stderr)
+        return 2
+    for name in names:
+        began = time.monotonic()
+        rows = run_one(known[name], None, 0, quiet=False)
+        minutes = (time.monotonic() - began) / 60
+        entry = known[name]
+        record(f"reproduce-{name}", rows, f"prunus reproduce {name}: {entry.title}. {entry.source}. {minutes:.1f} min.")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
