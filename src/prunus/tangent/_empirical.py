@@ -83,7 +83,7 @@ def empirical(
     with _advance(effort.progress) as advance:
         fast = effort.method != "jacobian" and _is_known(network, first)
         if fast:
-            kernel = _by_layers(network, first, second, None if len(chosen) == count else chosen, full, effort, advance)
+            kernel = _by_layers(network, first, second, chosen, full, effort, advance)
         else:
             kernel = jacobian_kernel(Jacobian(network, chosen), first, second, full, effort.budget, advance)
     if full:
@@ -95,13 +95,13 @@ def _by_layers(
     network: Network,
     x1: Tensor,
     x2: Tensor | None,
-    chosen: Sequence[int] | None,
+    chosen: Sequence[int],
     full: bool,
     effort: Effort,
     advance: Callable[[int, int], None],
 ) -> Tensor:
     """The sum of the layers' terms, block by block."""
-    size = max(1, effort.budget // 4 // bytes_for_one(network, x1, None if chosen is None else chosen[0]))
+    size = max(1, effort.budget // 4 // bytes_for_one(network, x1, len(chosen)))
     request = Request(full, effort.budget // 2, None if effort.method == "auto" else effort.method)
 
     def block(left: list[Term], right: list[Term]) -> Tensor:
@@ -111,7 +111,7 @@ def _by_layers(
             total = total + part
         return total
 
-    return by_blocks(lambda x: terms(network, x, chosen)[0], block, x1, x2, size, advance)
+    return by_blocks(lambda x: terms(network, x, chosen), block, x1, x2, size, advance)
 
 
 # --------------------------------------------------------------------------------------------------------------- input
@@ -207,7 +207,7 @@ def _is_known(network: Network, x: Tensor) -> bool:
     if isinstance(network.model, NTKForm):
         return True
     try:
-        found, _ = terms(network, x[:1], [0])
+        found = terms(network, x[:1], [0])
     except Unknown:
         return False
     except RuntimeError:  # a layer whose output does not reach the network's, or one autograd cannot follow

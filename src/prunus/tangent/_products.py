@@ -16,13 +16,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 FORMS = ("plain", "entries", "rows", "pairs", "pixels", "filters")
-_TOUCH = 160  # multiply-adds that take as long as gathering one number
-_ROW_TOUCH = 95
+_TOUCH = 30  # multiply-adds that take as long as gathering one number, or multiplying it
+_ROW_TOUCH = 60
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,6 +44,20 @@ class Outer:
         """n, outputs, pixels, rows, fan."""
         n, outputs, pixels, rows = self.backs.shape
         return n, outputs, pixels, rows, self.inputs.shape[2]
+
+    @cached_property
+    def counts(self) -> Tensor:
+        """(rows,), how many entries the mask keeps in each row."""
+        _, _, _, rows, fan = self.sizes
+        if self.mask is None:
+            return torch.full((rows,), fan, device=self.inputs.device)
+        # Sums of bytes into 32 bits have a quick path in torch, sums of booleans have none; a few rows stay in cache.
+        parts = self.mask.view(torch.uint8).split(max(1, (1 << 16) // fan))
+        return torch.cat([part.sum(1, dtype=torch.int32) for part in parts]).long()
+
+    @cached_property
+    def kept(self) -> int:
+        return int(self.counts.sum())
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,7 +86,7 @@ def product(first: Term, second: Term, request: Request) -> Tensor:
         assert isinstance(second, Direct)
         return _gram(first.jacobian, second.jacobian, request.full)
     form = cheapest(first, second, request)
-    if first.mask is not None and not bool(first.mask.any()):
+    if first.kept == 0:
         n1, outputs, n2 = len(first.backs), first.backs.shape[1], len(second.backs)
         return first.backs.new_zeros((n1, outputs, n2, outputs) if request.full else (n1, n2))
     return _FORMS[form](first, second, request) * first.weight
@@ -89,7 +104,7 @@ def cheapest(first: Outer, second: Outer, request: Request) -> str:
         few = first.mask is None and not request.full and pair_cost < float(outputs * rows * fan)
         return "pixels" if few else "filters"
     assert first.mask is not None
-    kept, half = int(first.mask.count_nonzero()), 0.5 if first is second else 1.0
+    kept, half = first.kept, 0.5 if first is second else 1.0
     many = outputs**2 if request.full else outputs
     triangle = 0.65 if first is second and n1 >= _SPLIT_FROM else 1.0
     costs = {
@@ -150,49 +165,67 @@ def _entries(first: Outer, second: Outer, request: Request) -> Tensor:
     mask = _mask(first)
     rows, columns = mask.nonzero(as_tuple=True)
     # (rows, n * outputs) and (fan, n * outputs): a kept entry then gathers two runs of neighbouring numbers.
-    back1, back2 = (term.backs[:, :, 0].permute(2, 1, 0).flatten(1).contiguous() for term in (first, second))
-    input1, input2 = (term.inputs[:, 0].T.contiguous() for term in (first, second))
+    back1, input1 = _by_row(first).flatten(1), first.inputs[:, 0].T.contiguous()
+    back2, input2 = (back1, input1) if same else (_by_row(second).flatten(1), second.inputs[:, 0].T.contiguous())
     wide = outputs if request.full else 1
     kernel = first.backs.new_zeros(wide * n1, wide * n2)
     numbers = outputs * (n1 if same else n1 + n2)
     chunk = max(64, request.budget // 4 // (numbers * kernel.element_size()))
     chunk = min(chunk, max(2048, (1 << 18) // numbers))  # a chunk that stays in the cache is quicker
+    work1 = _Workspace(back1, chunk, outputs)
+    work2 = work1 if same else _Workspace(back2, chunk, outputs)
     for start in range(0, len(rows), chunk):
         i, j = rows[start : start + chunk], columns[start : start + chunk]
-        left = _chunk_jacobian(back1, input1, i, j, outputs, request.full)
-        right = left if same else _chunk_jacobian(back2, input2, i, j, outputs, request.full)
+        left = work1.jacobian(back1, input1, i, j, request.full)
+        right = left if same else work2.jacobian(back2, input2, i, j, request.full)
         _add_gram(kernel, left, right, same)
     kernel = _mirror(kernel, same)
     return kernel.view(outputs, n1, outputs, n2).permute(1, 0, 3, 2) if request.full else kernel
 
 
-def _chunk_jacobian(back: Tensor, inputs: Tensor, i: Tensor, j: Tensor, outputs: int, full: bool) -> Tensor:
-    """(entries, outputs * n) for all blocks, (entries * outputs, n) for their sum."""
-    part = back.index_select(0, i).view(len(i), outputs, -1)
-    part *= inputs.index_select(0, j)[:, None]
-    return part.flatten(1) if full else part.flatten(0, 1)
+class _Workspace:
+    """Memory that chunk after chunk is gathered into: fresh memory costs ten times what the gathering does."""
+
+    def __init__(self, like: Tensor, chunk: int, outputs: int) -> None:
+        self.outputs = outputs
+        self.backs = like.new_empty(chunk, like.shape[1])
+        self.inputs = like.new_empty(chunk, like.shape[1] // outputs)
+
+    def jacobian(self, back: Tensor, inputs: Tensor, i: Tensor, j: Tensor, full: bool) -> Tensor:
+        """(entries, outputs * n) for all blocks, (entries * outputs, n) for their sum."""
+        torch.index_select(back, 0, i, out=self.backs[: len(i)])
+        torch.index_select(inputs, 0, j, out=self.inputs[: len(j)])
+        part = self.backs[: len(i)].view(len(i), self.outputs, -1)
+        part *= self.inputs[: len(j), None]
+        return part.flatten(1) if full else part.flatten(0, 1)
 
 
 def _rows(first: Outer, second: Outer, request: Request) -> Tensor:
     n1, outputs, _, _, fan = first.sizes
     n2, same = second.sizes[0], first is second
-    back1, back2 = (term.backs[:, :, 0].permute(2, 0, 1).contiguous() for term in (first, second))
-    input1, input2 = (_padded(term.inputs[:, 0].T) for term in (first, second))
+    back1, input1 = _by_row(first), _padded(first.inputs[:, 0].T)
+    back2, input2 = (back1, input1) if same else (_by_row(second), _padded(second.inputs[:, 0].T))
     kernel = first.backs.new_zeros(n1, n2)
-    a_row = 2 * n1 * n2 + (n1 + n2) * (_longest(_mask(first)) + outputs)
+    longest = int(first.counts.max())
+    a_row = 2 * n1 * n2 + (n1 + n2) * (longest + outputs)
     within = request.budget // 4 // (kernel.element_size() * a_row)
     chunk = max(1, min(within, max(8, (1 << 19) // a_row)))  # small enough for the caches
-    for rows, columns in _row_groups(_mask(first), chunk, fan):
-        left = input1.index_select(0, columns.flatten()).view(*columns.shape, n1)
-        right = left if same else input2.index_select(0, columns.flatten()).view(*columns.shape, n2)
-        inner = torch.bmm(left.transpose(1, 2), right)
-        if outputs == 1:
-            inner *= back1[rows]
-            inner *= back2[rows].transpose(1, 2)
-        else:
-            inner *= torch.bmm(back1[rows], back2[rows].transpose(1, 2))
+    # Memory that is used again for each chunk, as in _Workspace.
+    lefts, rights = kernel.new_empty(chunk * longest, n1), kernel.new_empty(0 if same else chunk * longest, n2)
+    inners = kernel.new_empty(chunk, n1, n2)
+    for rows, columns in _row_groups(first, chunk, fan):
+        left = _gathered(input1, columns, lefts)
+        right = left if same else _gathered(input2, columns, rights)
+        inner = torch.bmm(left.transpose(1, 2), right, out=inners[: len(rows)])
+        backs = back1[rows]
+        inner *= torch.bmm(backs.transpose(1, 2), backs if same else back2[rows])
         kernel += inner.sum(0)
     return kernel
+
+
+def _by_row(term: Outer) -> Tensor:
+    """Backward vectors of a layer of one pixel as (rows, outputs, n)."""
+    return term.backs[:, :, 0].permute(2, 1, 0).contiguous()
 
 
 def _padded(table: Tensor) -> Tensor:
@@ -200,22 +233,25 @@ def _padded(table: Tensor) -> Tensor:
     return torch.cat((table, table.new_zeros(1, table.shape[1])))
 
 
-def _longest(mask: Tensor) -> int:
-    return int(mask.sum(1).max())
+def _gathered(table: Tensor, columns: Tensor, out: Tensor) -> Tensor:
+    """(rows, count, n): the table's rows that `columns` (rows, count) names, written into `out`."""
+    out = out[: columns.numel()]
+    torch.index_select(table, 0, columns.flatten(), out=out)
+    return out.view(*columns.shape, -1)
 
 
-def _row_groups(mask: Tensor, chunk: int, pad: int) -> Iterator[tuple[Tensor, Tensor]]:
+def _row_groups(term: Outer, chunk: int, pad: int) -> Iterator[tuple[Tensor, Tensor]]:
     """Rows in groups of like counts, with their kept columns (rows, count) filled up with `pad`."""
-    counts = mask.sum(1)
+    counts = term.counts
+    starts = counts.cumsum(0) - counts
+    kept = _mask(term).nonzero(as_tuple=True)[1].to(torch.int32)
     order = counts.argsort(stable=True)
     order = order[counts[order] > 0]
     for rows in order.split(chunk):
-        i, j = mask[rows].nonzero(as_tuple=True)
-        own = counts[rows]
-        position = torch.arange(len(j), device=j.device) - (own.cumsum(0) - own)[i]
-        columns = torch.full((len(rows), int(own.max())), pad, device=j.device)
-        columns[i, position] = j
-        yield rows, columns
+        own = counts[rows][:, None]
+        position = torch.arange(int(own[-1]), device=rows.device)  # the last has most
+        columns = kept.take((starts[rows][:, None] + position).clamp_(max=len(kept) - 1))
+        yield rows, columns.masked_fill_(position >= own, pad)
 
 
 def _pairs(first: Outer, second: Outer, request: Request) -> Tensor:
