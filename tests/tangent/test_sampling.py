@@ -53,7 +53,8 @@ def test_one_network_against_the_exact_kernel(density: float) -> None:
         for number, layer in enumerate(form.layers):
             layer.weight.copy_(torch.randn(1, *layer.weight.shape, generator=generator, dtype=torch.float64)[0])
             if number and density < 1:
-                masks[f"layers.{number}.weight"] = torch.rand(1, *layer.weight.shape, generator=generator)[0] < density
+                drawn = torch.rand(1, *layer.weight.shape, generator=generator, dtype=torch.float64)
+                masks[f"layers.{number}.weight"] = drawn[0] < density
     held = prunus.Masks(masks) if masks else None
     exact = empirical(form, PAIR, masks=held, rescale=False)
     torch.testing.assert_close(sample_kernels(PAIR, 2, 32, density, 1, rescale=False, seed=5)[0], exact)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from prunus.tangent._limit import limit
 from prunus.theory.tangent import width_for_sigma
 
 _BYTES = 1 << 27
+_CHUNK = 1 << 18  # entries of a mask at a time: they stay in the cache
 
 
 def sample_kernels(
@@ -39,58 +41,82 @@ def sample_kernels(
         raise BadInput(f"width and networks must be at least 1, got {width} and {networks}.")
     x = inputs("x", x).to(torch.float32 if x.dtype == torch.float32 else torch.float64)
     generator = torch.Generator().manual_seed(seed)
-    at_once = max(1, _BYTES // (x.element_size() * 4 * width * max(width, x.shape[1])))
+    sizes = [x.shape[1], *[width] * depth, 1]
+    at_once = min(networks, max(1, _BYTES // (x.element_size() * sum(a * b for a, b in pairwise(sizes)))))
+    # Weights are drawn into the same memory again and again: fresh memory costs more than the drawing.
+    memory = [torch.empty(at_once, after, before, dtype=x.dtype) for before, after in pairwise(sizes)]
+    draw = _Draw(x, density, rescale, generator)
     found = [
-        _kernels(x, depth, width, density, min(at_once, networks - start), rescale, generator)
+        draw.kernels([weights[: min(at_once, networks - start)] for weights in memory])
         for start in range(0, networks, at_once)
     ]
     return torch.cat(found).to(torch.float64)
 
 
-def _kernels(
-    x: Tensor, depth: int, width: int, density: float, count: int, rescale: bool | str, generator: torch.Generator
-) -> Tensor:
-    n = len(x)
-    sizes = [x.shape[1], *[width] * depth, 1]
-    # What a mask multiplies by in the forward pass, and its square in the derivative.
-    forward = 1 / math.sqrt(density) if rescale else 1.0
-    derivative = 1 / density if rescale is True else 1.0
-    weights, masks = [], []
-    for layer in range(depth + 1):
-        weight = torch.randn(count, sizes[layer + 1], sizes[layer], generator=generator, dtype=x.dtype)
-        mask = None
-        if layer > 0 and density < 1:
-            mask = (torch.rand(weight.shape, generator=generator) < density).to(x.dtype)
-            weight = weight.mul_(mask).mul_(forward)
-        weights.append(weight)
-        masks.append(mask)
-    activations, gates = [x.expand(count, *x.shape)], []
-    for weight in weights[:-1]:
-        before = activations[-1] @ weight.mT
-        scale = math.sqrt(2 / width)
-        gates.append((before > 0).to(x.dtype) * scale)
-        activations.append(before.relu() * scale)
-    back = torch.ones(count, n, 1, dtype=x.dtype)
-    kernel = torch.zeros(count, n, n, dtype=x.dtype)
-    for layer in range(depth, -1, -1):
-        g, mask = activations[layer], masks[layer]
-        if mask is None:
-            kernel += (back @ back.mT) * (g @ g.mT)
-        else:
-            kernel += _masked_products(back, g, mask) * derivative
-        if layer > 0:
-            back = gates[layer - 1] * (back @ weights[layer])
-    return kernel
+class _Draw:
+    """Draws networks and works out their kernels on the inputs `x` (n, d)."""
 
+    def __init__(self, x: Tensor, density: float, rescale: bool | str, generator: torch.Generator) -> None:
+        self.x, self.density, self.generator = x, density, generator
+        self.pairs = torch.triu_indices(len(x), len(x))
+        # What a mask multiplies by in the forward pass, and its square in the derivative.
+        self.forward = 1 / math.sqrt(density) if rescale else 1.0
+        self.derivative = 1 / density if rescale is True else 1.0
 
-def _masked_products(back: Tensor, g: Tensor, mask: Tensor) -> Tensor:
-    """(B_a * B_b)^T M (G_a * G_b) for every pair of inputs, network by network."""
-    a, b = torch.triu_indices(g.shape[1], g.shape[1])
-    values = ((back[:, a] * back[:, b]) * ((g[:, a] * g[:, b]) @ mask.mT)).sum(2)
-    kernel = g.new_zeros(len(g), g.shape[1], g.shape[1])
-    kernel[:, a, b] = values
-    kernel[:, b, a] = values
-    return kernel
+    def kernels(self, weights: list[Tensor]) -> Tensor:
+        """(networks, n, n); each of `weights` (networks, out, in) is drawn anew."""
+        x, count = self.x, len(weights[0])
+        activations, gates, mixed = [x.expand(count, *x.shape)], [], []
+        for layer, weight in enumerate(weights):
+            g = activations[-1]
+            weight.normal_(generator=self.generator)
+            masked = layer > 0 and self.density < 1
+            mixed.append(self._mask(weight, self._products(g)) if masked else None)
+            if layer + 1 < len(weights):
+                before, scale = g @ weight.mT, math.sqrt(2 / weight.shape[1])
+                scale *= self.forward if masked else 1.0
+                gates.append((before > 0).to(x.dtype) * math.sqrt(2 / weight.shape[1]))
+                activations.append(before.relu_() * scale)
+        back = x.new_ones(count, len(x), 1)
+        kernel = x.new_zeros(count, len(x), len(x))
+        for layer in range(len(weights) - 1, -1, -1):
+            g, through = activations[layer], mixed[layer]
+            if through is None:
+                kernel += (back @ back.mT) * (g @ g.mT)
+            else:
+                kernel += self._spread((self._products(back) * through).sum(2)) * self.derivative
+            if layer > 0:
+                back = gates[layer - 1] * (back @ weights[layer])
+                back *= 1.0 if through is None else self.forward
+        return kernel
+
+    def _products(self, vectors: Tensor) -> Tensor:
+        """v_a * v_b for every pair of inputs: (networks, pairs, size)."""
+        a, b = self.pairs
+        return vectors[:, a] * vectors[:, b]
+
+    def _mask(self, weight: Tensor, products: Tensor) -> Tensor:
+        """Masks the weights with a fresh mask M and returns M (G_a * G_b) for every pair, (networks, pairs, out).
+
+        The kernel's term is (B_a * B_b)^T M (G_a * G_b): the mask itself need not be kept for it.
+        """
+        count, rows, fan = weight.shape
+        some = max(1, _CHUNK // (count * fan))
+        drawn, parts = weight.new_empty(count, min(some, rows), fan), []
+        for part in weight.split(some, dim=1):
+            mask = drawn[:, : part.shape[1]]
+            mask.uniform_(generator=self.generator).lt_(self.density)
+            part *= mask
+            parts.append(products @ mask.mT)
+        return torch.cat(parts, dim=2)
+
+    def _spread(self, values: Tensor) -> Tensor:
+        """Symmetric matrices (networks, n, n) from one value for each pair."""
+        (a, b), n = self.pairs, len(self.x)
+        kernel = values.new_zeros(len(values), n, n)
+        kernel[:, a, b] = values
+        kernel[:, b, a] = values
+        return kernel
 
 
 @dataclass(frozen=True)
