@@ -9,8 +9,9 @@ keeps what they have in common.
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -23,28 +24,92 @@ from prunus.certificates.pieces import Affine, Elementwise, Join, Lipschitz
 from prunus.certificates.relaxation import lines
 
 _SLACK = 1e-9
-_MOST_ERRORS = 3000
+_MOST_ERRORS = 5000
 _ENTRIES = 2**27
 """Most entries of the columns of one value (1 GB)."""
 
+_BLOCK = 2**19
+"""Entries of the columns worked on at once: 4 MB, which a processor keeps at hand."""
 
-@dataclass(frozen=True, eq=False)
+
+@dataclass(eq=False)
 class Form:
-    """middle and box (*shape); columns (inputs + errors, *shape), those of the input first."""
+    """middle and box (*shape); columns (inputs + errors, *shape), those of the input first.
+
+    What an activation does to the columns waits until they are read: `slope` multiplies those stored, and `fresh`
+    (entries, errors) are columns with one entry each.
+    """
 
     middle: Tensor
-    columns: Tensor
+    stored: Tensor
     box: Tensor
+    slope: Tensor | None = None
+    fresh: tuple[Tensor, Tensor] | None = None
+
+    @property
+    def count(self) -> int:
+        return self.stored.shape[0] + (0 if self.fresh is None else self.fresh[0].numel())
+
+    def block(self, start: int, stop: int) -> Tensor:
+        """Columns start..stop; beyond the last they are zero."""
+        own = self.stored[start : min(stop, self.stored.shape[0])]
+        if self.slope is not None:
+            own = own * self.slope
+        missing = stop - start - own.shape[0]
+        if missing == 0:
+            return own
+        rest = own.new_zeros(missing, *self.middle.shape)
+        if self.fresh is not None:
+            first = start + own.shape[0] - self.stored.shape[0]
+            entries, errors = (part[first : first + missing] for part in self.fresh)
+            rest.flatten(1)[torch.arange(entries.numel()), entries] = errors
+        return torch.cat([own, rest])
+
+    def blocks(self, count: int, at: int) -> Iterator[tuple[int, Tensor]]:
+        """Pieces of the first `count` columns, cut also at column `at`."""
+        size = max(1, _BLOCK // max(1, self.middle.numel()))
+        for start, end in ((0, min(at, count)), (at, count)):
+            for first in range(start, end, size):
+                yield first, self.block(first, min(first + size, end))
 
     def reach(self, region: Region, inputs: int) -> Tensor:
         """How far an entry can be from its middle."""
-        own, errors = self.columns[:inputs], self.columns[inputs:]
+        squares, far = torch.zeros_like(self.middle), self.box.clone()
+        for start, part in self.blocks(self.count, inputs):
+            if start >= inputs:
+                far += part.abs().sum(0)
+            elif region.half is None:
+                squares += torch.linalg.vector_norm(part, dim=0) ** 2
+            else:
+                half = region.half.flatten()[start : start + part.shape[0]]
+                far += torch.einsum("c...,c->...", part.abs(), half)
         if region.half is None:
-            far = region.radius * torch.linalg.vector_norm(own, dim=0)
-        else:
-            far = torch.einsum("c...,c->...", own.abs(), region.half.flatten())
-        far = far + errors.abs().sum(0) + self.box
+            far += region.radius * squares.sqrt()
         return far + _SLACK * (far + self.middle.abs() + 1e-3)
+
+
+class _Room:
+    """Memory for columns, used again when a value is forgotten: fresh pages cost as much as the arithmetic."""
+
+    def __init__(self) -> None:
+        self._free: list[Tensor] = []
+        self._taken: dict[int, Tensor] = {}
+
+    def take(self, count: int, shape: Sequence[int]) -> Tensor:
+        entries = count * math.prod(shape)
+        fitting = [part for part in self._free if part.numel() >= entries]
+        if fitting:
+            best = min(fitting, key=Tensor.numel)
+            self._free = [part for part in self._free if part is not best]
+        else:
+            best = torch.empty(entries + entries // 8, dtype=torch.float64)
+        self._taken[best.data_ptr()] = best
+        return best[:entries].reshape(count, *shape)
+
+    def give(self, columns: Tensor) -> None:
+        base = self._taken.pop(columns.data_ptr(), None)
+        if base is not None:
+            self._free.append(base)
 
 
 def affordable(pair: Pair) -> bool:
@@ -58,11 +123,11 @@ def forward_forms(
     pair: Pair, region: Region, ranges: Sequence[Ranges], deadline: float
 ) -> tuple[list[Ranges], float] | None:
     """Tightened ranges, and a bound on the 2-norm of the output's difference; None where the time runs out."""
-    tightened = list(ranges)
+    tightened, room = list(ranges), _Room()
     last: list[Form] = []
     inputs = int(region.centres[0].numel())
     for pruned in (False, True):
-        forms = _Forms(pair, region, pruned)
+        forms = _Forms(pair, region, pruned, room)
         for number in range(len(pair.steps)):
             if time.monotonic() > deadline:
                 return None
@@ -91,9 +156,9 @@ def _meet(ranges: list[Ranges], number: int, forms: _Forms, pruned: bool) -> Non
 
 
 def _difference(one: Form, two: Form, region: Region, inputs: int) -> float:
-    shared = two.columns[:inputs] - one.columns[:inputs]
-    errors = torch.cat([one.columns[inputs:], two.columns[inputs:]])
-    form = Form(two.middle - one.middle, torch.cat([shared, errors]), one.box + two.box)
+    first, second = one.block(0, one.count), two.block(0, two.count)
+    columns = torch.cat([second[:inputs] - first[:inputs], first[inputs:], second[inputs:]])
+    form = Form(two.middle - one.middle, columns, one.box + two.box)
     far = form.reach(region, inputs)
     return float(torch.linalg.vector_norm(form.middle.abs() + far)) * (1 + 1e-12)
 
@@ -101,13 +166,14 @@ def _difference(one: Form, two: Form, region: Region, inputs: int) -> float:
 class _Forms:
     """The forms of one network; a value is forgotten after its last reader."""
 
-    def __init__(self, pair: Pair, region: Region, pruned: bool) -> None:
+    def __init__(self, pair: Pair, region: Region, pruned: bool, room: _Room) -> None:
         self.pair, self.region, self._pruned = pair, region, pruned
         centre = region.centres[0]
         self.inputs = int(centre.numel())
         columns = torch.eye(self.inputs, dtype=torch.float64).reshape(self.inputs, *centre.shape)
         self.values: dict[int, Form] = {0: Form(centre, columns, torch.zeros_like(centre))}
         self._errors = 0
+        self._room = room
         self._last = {index: number for number, step in enumerate(pair.steps) for index in step.inputs}
 
     def advance(self, number: int, ranges: Sequence[Ranges]) -> None:
@@ -115,7 +181,9 @@ class _Forms:
         self.values[number + 1] = self._step(step, number, ranges)
         for index in set(step.inputs):
             if self._last[index] == number:
-                del self.values[index]
+                stored = self.values.pop(index).stored
+                if all(form.stored is not stored for form in self.values.values()):
+                    self._room.give(stored)
 
     def _step(self, step: Step, number: int, ranges: Sequence[Ranges]) -> Form:
         piece = step.pruned if self._pruned else step.original
@@ -132,22 +200,22 @@ class _Forms:
 
     def _affine(self, piece: Affine, form: Form) -> Form:
         middle = piece.run(form.middle[None])[0]
-        parts = [piece.apply(piece.weight, part) for part in form.columns.split(256)]
-        return Form(middle, torch.cat(parts), piece.magnitude(form.box[None])[0] * (1 + 1e-12))
-
-    def _padded(self, form: Form, count: int) -> Tensor:
-        missing = count - form.columns.shape[0]
-        if missing == 0:
-            return form.columns
-        return torch.cat([form.columns, form.columns.new_zeros(missing, *form.middle.shape)])
+        columns = self._room.take(form.count, middle.shape)
+        for start, part in form.blocks(form.count, form.count):
+            columns[start : start + part.shape[0]] = piece.apply(piece.weight, part)
+        return Form(middle, columns, piece.magnitude(form.box[None])[0] * (1 + 1e-12))
 
     def _join(self, piece: Join, forms: Sequence[Form]) -> Form:
-        count = max(form.columns.shape[0] for form in forms)
-        columns = [self._padded(form, count) for form in forms]
+        count = max(form.count for form in forms)
         single = Join(piece.kind, piece.axis)
         middle = single.run([form.middle[None] for form in forms])[0]
         box = single.run([form.box[None] for form in forms])[0]
-        return Form(middle, single.run(columns), box)
+        columns = self._room.take(count, middle.shape)
+        size = max(1, _BLOCK // middle.numel())
+        for start in range(0, count, size):
+            stop = min(start + size, count)
+            columns[start:stop] = single.run([form.block(start, stop) for form in forms])
+        return Form(middle, columns, box)
 
     def _activate(self, piece: Elementwise, form: Form, part: Range) -> Form:
         bounds = lines(piece, part)
@@ -158,7 +226,6 @@ class _Forms:
             low, high = low.clamp_max(0.0), high.clamp_min(0.0)
         error = (high - low) / 2 * (1 + 1e-12)
         middle = slope * form.middle + (high + low) / 2
-        columns = form.columns * slope
         box = form.box * slope.abs()
         crossing = torch.nonzero(error.flatten() > 0).flatten()
         room = max(0, _MOST_ERRORS - self._errors)
@@ -168,11 +235,13 @@ class _Forms:
             flat = box.flatten().clone()
             flat[rest] += error.flatten()[rest]
             box = flat.reshape(box.shape)
-        if crossing.numel() == 0:
-            return Form(middle, columns, box)
-        start = self.inputs + self._errors
-        fresh = torch.zeros(crossing.numel(), error.numel(), dtype=torch.float64)
-        fresh[torch.arange(crossing.numel()), crossing] = error.flatten()[crossing]
-        columns = torch.cat([self._padded(Form(middle, columns, box), start), fresh.reshape(-1, *error.shape)])
+        # The error columns of all values are counted together: other branches may have some that this one lacks.
+        missing = self.inputs + self._errors - form.count
+        before = form.fresh if form.fresh is not None else (crossing[:0], error.flatten()[:0])
+        blank = torch.zeros(missing, dtype=crossing.dtype), torch.zeros(missing, dtype=torch.float64)
+        scaled = before[1] * slope.flatten()[before[0]]
+        entries = torch.cat([before[0], blank[0], crossing])
+        errors = torch.cat([scaled, blank[1], error.flatten()[crossing]])
         self._errors += crossing.numel()
-        return Form(middle, columns, box)
+        whole = slope if form.slope is None else form.slope * slope
+        return Form(middle, form.stored, box, whole, (entries, errors))

@@ -17,10 +17,11 @@ from prunus.operators import (
     adaptive_average_pool_norm,
     average_pool_norm,
     convolution_norm,
+    convolve,
     matrix_norm,
 )
 
-_CONVOLUTIONS = {1: functional.conv1d, 2: functional.conv2d, 3: functional.conv3d}
+_CONVOLUTIONS: dict[int, Any] = {1: functional.conv1d, 3: functional.conv3d}
 
 
 def _many(value: Any, axes: int) -> tuple[int, ...]:
@@ -67,7 +68,6 @@ def convolution(
     """A convolution over an image, with zero or circular padding given per side."""
     geometry = Geometry(image, stride, padding, dilation, groups, circular)
     axes = weight.ndim - 2
-    run = _CONVOLUTIONS[axes]
     sides = [side for pair in reversed(padding) for side in pair]
     symmetric = all(left == right for left, right in padding) and not circular
     inside = tuple(left for left, _ in padding) if symmetric else (0,) * axes
@@ -75,7 +75,9 @@ def convolution(
     def apply(w: Tensor, x: Tensor) -> Tensor:
         if not symmetric:
             x = functional.pad(x, sides, mode="circular" if circular else "constant")
-        return run(x, w, None, stride, inside, dilation, groups)
+        if axes == 2:
+            return convolve(x, w, stride, inside, dilation, groups)
+        return _CONVOLUTIONS[axes](x, w, None, stride, inside, dilation, groups)
 
     return Affine(
         "convolution",

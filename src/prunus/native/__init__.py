@@ -1,4 +1,4 @@
-"""The compiled parts: selection and sparse products. Pointers and sizes in, nothing of torch inside.
+"""The compiled parts: selection, sparse products, double-precision convolution. Pointers in, nothing of torch inside.
 
 Each extension module is optional: where no compiler was found at install time it is absent, `load` returns None, and
 the callers use their plain torch path. `PRUNUS_CPU=portable|avx2|avx512` forces an instruction set, and
@@ -12,7 +12,7 @@ import importlib
 import os
 from types import ModuleType
 
-MODULES = ("_select", "_kernels")
+MODULES = ("_select", "_kernels", "_double")
 
 
 @functools.cache

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from prunus.operators.convolution import Geometry, block_norm, convolution_norm, embedding_size
 from prunus.operators.dense import gram_norm, matrix_norm, schur_norm, vector_norm
+from prunus.operators.double import convolve
 from prunus.operators.estimates import estimate_convolution_norm, estimate_matrix_norm
 from prunus.operators.penalty import SpectralPenalty, spectral_penalty
 from prunus.operators.pooling import adaptive_average_pool_norm, average_pool_norm, max_pool_lipschitz
@@ -19,6 +20,7 @@ __all__ = [
     "average_pool_norm",
     "block_norm",
     "convolution_norm",
+    "convolve",
     "embedding_size",
     "estimate_convolution_norm",
     "estimate_matrix_norm",
