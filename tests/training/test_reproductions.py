@@ -8,6 +8,7 @@ import pytest
 
 from prunus.contract import reproductions
 from prunus.training import _reproduce_lottery as lottery
+from prunus.training import _reproduce_tangent as tangent
 from prunus.training import _reproduce_tickets as tickets
 from support import PROVING, scale
 
@@ -96,6 +97,29 @@ def test_reproductions_with_public_data_run() -> None:
     assert len(rows) == 1 + 3 * 5
 
 
+@pytest.mark.data
+@pytest.mark.prove
+def test_figures_of_the_tangent_paper_run() -> None:
+    """Figures in small (in `make test` one of them): each width, density and method once, the gap from the full net."""
+    tiny = tangent.Scale(widths=(0.125, 0.25), images=100, tests=50, length="1ep", rounds=1)
+    methods = {
+        tangent.figure_3: {"random"},
+        tangent.figure_5: {"random", "random rescaled", "imp"},
+        tangent.figure_6: {"random", "random rescaled", "imp"},
+        tangent.figure_7: {"random rescaled"},
+        tangent.figure_8: {"imp"},
+    }
+    for figure, expected in methods.items() if PROVING else [(tangent.figure_6, methods[tangent.figure_6])]:
+        rows = figure(scale=tiny)
+        found = {(row["width factor"], row["density"], row["method"]) for row in rows}
+        assert found == {(width, 0.5, method) for width in (0.125, 0.25) for method in expected}
+        assert len(found) == len(rows)
+        assert all(row["gap"] == pytest.approx(row["full"] - row["ours"], abs=0.011) for row in rows)
+        assert set(tangent.mean_gaps(rows)) == {0.125, 0.25}
+    rows = tangent.figure_4(scale=tangent.Scale((0.02,), 200, 100, "1ep", 1))
+    assert {row["method"] for row in rows} == {"imp", "random", "random rescaled", "snip", "grasp"}
+
+
 def test_all_are_registered_with_their_needs() -> None:
     import prunus.training.reproductions  # noqa: F401
 
@@ -104,3 +128,4 @@ def test_all_are_registered_with_their_needs() -> None:
     assert reproductions["ticket-imagenet-full"].out_of_reach
     assert not reproductions["ticket-conv6-cifar"].out_of_reach
     assert reproductions["ticket-imdb-lstm"].needs == ("imdb",)
+    assert all(f"tangent-figure-{number}" in reproductions for number in range(3, 9))

@@ -6,6 +6,6 @@ small-scale measurement (I-14) where that is the fairer comparison.
 
 from __future__ import annotations
 
-from prunus.training import _reproduce_lottery, _reproduce_tickets
+from prunus.training import _reproduce_lottery, _reproduce_tangent, _reproduce_tickets
 
-__all__ = ["_reproduce_lottery", "_reproduce_tickets"]
+__all__ = ["_reproduce_lottery", "_reproduce_tangent", "_reproduce_tickets"]
