@@ -37,7 +37,12 @@ class Settings:
     recalibrate  batches from which batch-norm statistics are taken anew after pruning; 0 leaves them
     finetune     training after pruning with the masks held; "0ep" leaves it out
     allocation   how the zeros are shared between layers; exclude: layers that are never pruned
+    look         training points that a score which needs data looks at
     certify      how many test points are certified with their neighbourhoods of 2-norm `radius`; 0 leaves it out
+    certify_seconds  time for the linear relaxation of large networks, for all points together (small ones take what
+                 they need); those networks are certified in float64, where rounding does not drown the bound
+    held_out     test points behind the statistical certificate; 0 leaves it out
+    sensitivity  test points on which the loss of each layer alone is measured; 0 leaves it out
     kernel       how many test points the tangent kernel is computed on; 0 leaves it out
     compress     pack the pruned network and time it against the dense one on a batch of `batch`
     data_dir     folder of the public data sets; where it lies does not change a cell's key
@@ -53,8 +58,12 @@ class Settings:
     finetune_lr: float = 0.01
     allocation: str = "uniform"
     exclude: tuple[str, ...] = ()
+    look: int = 2048
     certify: int = 8
+    certify_seconds: float = 0.0
     radius: float = 0.1
+    held_out: int = 500
+    sensitivity: int = 512
     kernel: int = 24
     compress: bool = True
     batch: int = 1
@@ -63,11 +72,12 @@ class Settings:
     def __post_init__(self) -> None:
         for text in (self.length, self.finetune):
             Duration.parse(text)
-        for name in ("certify", "kernel", "recalibrate"):
+        for name in ("certify", "kernel", "recalibrate", "held_out", "sensitivity", "certify_seconds"):
             if getattr(self, name) < 0:
-                raise BadInput(f"The setting {name} is {getattr(self, name)}: it is a count, 0 or more.")
-        if self.batch < 1 or self.batch_size < 1:
-            raise BadInput("The settings batch and batch_size count examples: they must be at least 1.")
+                raise BadInput(f"The setting {name} is {getattr(self, name)}: it must be 0 or more.")
+        for name in ("batch", "batch_size", "look"):
+            if getattr(self, name) < 1:
+                raise BadInput(f"The setting {name} is {getattr(self, name)}: it counts examples, at least 1.")
         if not self.radius > 0:
             raise BadInput(f"The setting radius is {self.radius}: it must be a positive length.")
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import math
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from prunus.contract import Duration
 from prunus.study.store import MEASURED, Result
 
 AXES = ("model", "width", "data", "score", "pattern", "sparsity")
@@ -38,6 +40,7 @@ class Group:
     pattern: str
     sparsity: float
     results: tuple[Result, ...]
+    tuned: bool = False
     means: dict[str, Mean] = field(default_factory=dict)
 
     def mean(self, column: str) -> float | None:
@@ -61,16 +64,30 @@ class Group:
 
     @property
     def method(self) -> str:
-        return self.pattern if self.score == "magnitude" else f"{self.score}, {self.pattern}"
+        name = self.pattern if self.score == "magnitude" else f"{self.score}, {self.pattern}"
+        return f"{name}, tuned" if self.tuned else name
 
 
 def grouped(results: Iterable[Result]) -> list[Group]:
-    """Finished cells by everything but the seed, in the order of the store."""
+    """Finished cells by everything but the seed, in the order of the store.
+
+    Where some cells were fine-tuned and others were not, those that were are marked so.
+    """
     found: dict[tuple[Any, ...], list[Result]] = {}
-    for result in results:
-        if result.status == "done":
-            found.setdefault(tuple(result.config[axis] for axis in AXES), []).append(result)
-    return [Group(**dict(zip(AXES, key)), results=tuple(ms), means=_means(ms)) for key, ms in found.items()]
+    done = [result for result in results if result.status == "done"]
+    mixed = len({_tuned(result) for result in done}) > 1
+    for result in done:
+        settings = json.dumps(result.config["settings"], sort_keys=True)
+        key = (*(result.config[axis] for axis in AXES), settings)
+        found.setdefault(key, []).append(result)
+    return [
+        Group(**dict(zip(AXES, key)), results=tuple(ms), tuned=mixed and _tuned(ms[0]), means=_means(ms))
+        for key, ms in found.items()
+    ]
+
+
+def _tuned(result: Result) -> bool:
+    return Duration.parse(result.config["settings"].get("finetune", "0ep")).amount > 0
 
 
 def _means(members: Sequence[Result]) -> dict[str, Mean]:
