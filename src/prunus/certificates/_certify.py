@@ -6,7 +6,7 @@ import copy
 import math
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -138,6 +138,11 @@ class Found:
     each: tuple[float, ...]
 
 
+def _output_sizes(ranges: Sequence[Ranges]) -> Tensor:
+    last = ranges[-1]
+    return (lengths(last.original.magnitude) + lengths(last.pruned.magnitude)) * OUTWARDS
+
+
 class Bounds:
     """All methods on one pair of networks; norms are computed once and serve every region."""
 
@@ -156,27 +161,29 @@ class Bounds:
             for start in range(0, region.points, chunk):
                 part = region.part(start, min(start + chunk, region.points))
                 last = deadline - (deadline - time.monotonic()) * (1 - part.points / (region.points - start))
-                bounds, values, drift = self._chunk(part, last)
+                bounds, values, drift, own = self._chunk(part, last)
                 for name, column in bounds.items():
                     columns.setdefault(name, []).append(column)
                 rounding.append(drift)
-                sizes.append(values[-1].both)
+                sizes.append(own)
                 shares.append(values[-1].shares)
         joined = {name: torch.cat(parts) for name, parts in columns.items()}
         return self._decide(joined, torch.cat(rounding), torch.cat(sizes), torch.cat(shares, dim=1))
 
-    def _chunk(self, region: Region, deadline: float) -> tuple[dict[str, Tensor], list[Size], Tensor]:
+    def _chunk(self, region: Region, deadline: float) -> tuple[dict[str, Tensor], list[Size], Tensor, Tensor]:
+        """Bounds by method, sizes of all values, rounding, and the sum of the two networks' own output sizes."""
         pair, options = self.pair, self.options
         options.say("norms of the layers")
         sizes = propagate(pair, region, self.norms)
         options.say("intervals of the difference")
         ranges = propagate_ranges(pair, region, sizes)
         magnitudes = [(value.original.magnitude, value.pruned.magnitude) for value in ranges]
-        drift = rounding_terms(pair, self.norms, sizes, magnitudes)
+        drift = rounding_terms(pair, self.norms, magnitudes)
+        own = torch.minimum(sizes[-1].both, _output_sizes(ranges))
         if region.radius == 0.0:
             last = sizes[-1]
             exact = lengths(last.centre_pruned - last.centre_original) * OUTWARDS
-            return {"exact": exact}, sizes, drift
+            return {"exact": exact}, sizes, drift, own
         bounds: dict[str, Tensor] = {}
         if "recursion" in options.methods:
             bounds["recursion"] = sizes[-1].error * OUTWARDS
@@ -186,8 +193,16 @@ class Bounds:
             self._products(region, sizes, ranges, bounds)
         if "relaxation" in options.methods and options.seconds > 0:
             options.say("linear relaxation")
-            bounds["relaxation"] = bound_relaxation(pair, region, sizes, ranges, deadline)
-        return bounds, sizes, drift
+
+            def tell(point: int, tightened: Sequence[Ranges]) -> None:
+                """Tighter values mean smaller roundings, and smaller sizes to beat."""
+                sharper = [(value.original.magnitude, value.pruned.magnitude) for value in tightened]
+                here = rounding_terms(pair, self.norms, sharper)
+                drift[point] = torch.minimum(drift[point], here[0])
+                own[point] = torch.minimum(own[point], _output_sizes(tightened)[0])
+
+            bounds["relaxation"] = bound_relaxation(pair, region, sizes, ranges, deadline, tell)
+        return bounds, sizes, drift, own
 
     def _products(self, region: Region, sizes: list[Size], ranges: list[Ranges], bounds: dict[str, Tensor]) -> None:
         self.options.say("norms of products")

@@ -72,8 +72,8 @@ class Certificate:
 
     @property
     def vacuous(self) -> bool:
-        """Is the bound no better than the sum of the two networks' own sizes?"""
-        return self.bound > 0.0 and self.bound >= self.sizes
+        """Is the bound no better, within a percent, than the sum of the two networks' own sizes?"""
+        return self.bound > 0.0 and self.bound >= 0.99 * self.sizes
 
     @property
     def loss_bound(self) -> float | None:

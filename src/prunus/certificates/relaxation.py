@@ -10,7 +10,7 @@ value. Bounds before activations are first tightened in the same way, as far as 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -343,9 +343,17 @@ def _through(bounds: Lines, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def bound_relaxation(
-    pair: Pair, region: Region, sizes: Sequence[Size], ranges: Sequence[Ranges], deadline: float
+    pair: Pair,
+    region: Region,
+    sizes: Sequence[Size],
+    ranges: Sequence[Ranges],
+    deadline: float,
+    tell: Callable[[int, Sequence[Ranges]], None] | None = None,
 ) -> Tensor:
-    """Error bounds (points,), infinite for points that the time did not reach."""
+    """Error bounds (points,), infinite for points that the time did not reach.
+
+    `tell` hears the tightened ranges of every point: other terms of a certificate gain from them too.
+    """
     found = torch.full((region.points,), float("inf"), dtype=torch.float64)
     for point in range(region.points):
         if time.monotonic() > deadline:
@@ -356,11 +364,15 @@ def bound_relaxation(
             for value in ranges
         ]
         remaining = max(0.0, deadline - time.monotonic()) / (region.points - point)
-        found[point] = _one_point(pair, here, own, sizes, time.monotonic() + remaining)
+        found[point], tightened = _one_point(pair, here, own, sizes, time.monotonic() + remaining)
+        if tell is not None:
+            tell(point, tightened)
     return found
 
 
-def _one_point(pair: Pair, here: Region, own: list[Ranges], sizes: Sequence[Size], deadline: float) -> float:
+def _one_point(
+    pair: Pair, here: Region, own: list[Ranges], sizes: Sequence[Size], deadline: float
+) -> tuple[float, list[Ranges]]:
     """Large networks go forwards first, which bounds all activations at once; then backwards as far as time allows."""
     from prunus.certificates.forward import affordable, forward_forms
 
@@ -372,4 +384,4 @@ def _one_point(pair: Pair, here: Region, own: list[Ranges], sizes: Sequence[Size
             relaxation = Relaxation(pair, here, forms[0])
             best = forms[1]
     relaxation.tighten(sizes, deadline)
-    return min(best, relaxation.error())
+    return min(best, relaxation.error()), relaxation.ranges

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from prunus.certificates.graph import Pair, Step
 from prunus.certificates.pieces import Affine, Elementwise, Join
-from prunus.certificates.sizes import Norms, Size, lengths
+from prunus.certificates.sizes import Norms, lengths
 
 _UNITS = {torch.float64: 2.0**-53, torch.float32: 2.0**-24, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
 _LIBRARY = 8.0
@@ -29,27 +29,26 @@ def gamma(terms: int, dtype: torch.dtype) -> float:
     return error if unit <= 2.0**-24 else error + 1.001 * unit
 
 
-def rounding_terms(pair: Pair, norms: Norms, sizes: list[Size], magnitudes: list[tuple[Tensor, Tensor]]) -> Tensor:
+def rounding_terms(pair: Pair, norms: Norms, magnitudes: list[tuple[Tensor, Tensor]]) -> Tensor:
     """Distance (points,) that rounding may add to the difference of the outputs: both networks, and our float64 too.
 
     magnitudes: for every value, bounds on |entries| of the original and the pruned network, (points, *shape).
     """
-    total = torch.zeros_like(sizes[0].error)
+    total = magnitudes[0][0].new_zeros(magnitudes[0][0].shape[0])
     for pruned in (False, True):
         for dtype in (pair.dtypes[int(pruned)], torch.float64):
-            total = total + _one(pair, norms, sizes, magnitudes, pruned, dtype)
+            total = total + _one(pair, norms, magnitudes, pruned, dtype)
     return total
 
 
 def _one(
     pair: Pair,
     norms: Norms,
-    sizes: list[Size],
     magnitudes: list[tuple[Tensor, Tensor]],
     pruned: bool,
     dtype: torch.dtype,
 ) -> Tensor:
-    drift = [torch.zeros_like(sizes[0].error)]
+    drift = [magnitudes[0][0].new_zeros(magnitudes[0][0].shape[0])]
     for number, step in enumerate(pair.steps):
         incoming = [drift[index] for index in step.inputs]
         before = [magnitudes[index][int(pruned)] for index in step.inputs]
