@@ -6,7 +6,7 @@ from itertools import islice
 
 import pytest
 
-from prunus.study import reproductions
+from prunus.study import _reproduce_tables, _reproduce_weights, reproductions
 from support import scale
 
 
@@ -44,3 +44,39 @@ def test_times_have_both_sides() -> None:
     first = next(reproductions.balanced_times())
     assert first["published, times faster"] == pytest.approx(294.1 / 370.9)
     assert first["ours, times faster"] > 0
+
+
+def test_a_histogram_in_one_line() -> None:
+    assert _reproduce_weights.sketch([0, 1, 4, 8, 4, 1, 0], columns=7) == " ▁▄█▄▁ "
+    assert len(_reproduce_weights.sketch([1] * 41)) == 21
+
+
+@pytest.mark.data
+def test_weights_of_a_trained_resnet_are_checked(data_folder) -> None:  # type: ignore[no-untyped-def]
+    rows = list(_reproduce_weights.closeness_figure_2(data_folder))
+    assert len(rows) == 20
+    last = next(row for row in rows if row["layer"] == "layer3.2.conv2")
+    assert last["independent draws"] == "no"
+    assert last["norm"] > 1.5 * last["norm of free draws"]
+
+
+@pytest.mark.data
+def test_weights_on_covertype_stand_beside_the_table(data_folder) -> None:  # type: ignore[no-untyped-def]
+    rows = list(_reproduce_weights.closeness_table_1(folder=data_folder, length="3it", sizes="54-64-64-64-64-64-7"))
+    assert [row["published variance"] for row in rows] == [0.0155, 0.0035, 0.0022, 0.0019, 0.0016, 0.0057]
+    assert rows[1]["variance at the start"] == pytest.approx(1 / (3 * 64), rel=0.1)
+    assert rows[1]["our variance"] != rows[1]["variance at the start"]
+
+
+def test_tickets_beside_pruning_in_rounds() -> None:
+    rows = _reproduce_tables.ticket_table_7(seeds=2, levels=(0.9,), length="8ep")
+    assert [row["method"] for row in rows] == ["iterand", "edge-popup", "imp"]
+    found = {row["method"]: row["ours, %"] for row in rows}
+    assert found["imp"] > found["edge-popup"] + 5, "trained weights beat chosen ones at 90 %, as in print"
+
+
+def test_tickets_by_width() -> None:
+    rows = _reproduce_tables.ticket_table_8(seeds=1, length="5ep")
+    popup = {row["width"]: row["ours, %"] for row in rows if row["method"] == "edge-popup"}
+    assert popup[1.3] > popup[0.5]
+    assert {row["published s.d."] for row in rows} == {0.06, 0.16, 0.53, 0.08, 0.19}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import json as jsonlib
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -28,7 +29,7 @@ def reproduce(
 
     Example: `prunus reproduce --list`, then `prunus reproduce energy-by-bank`
     """
-    from prunus.cli.output import print_json, print_table
+    from prunus.cli.output import print_json
     from prunus.errors import UnknownName
 
     known = collect()
@@ -41,8 +42,7 @@ def reproduce(
         if json:
             print_json(rows)
         else:
-            columns = ["id", "what", "source", "minutes", "needs", "status"]
-            print_table(columns, [[*row.values()] for row in rows], left=(0, 1, 2, 4, 5))
+            _print_list(rows)
         return
     for name in names:
         if name not in known:
@@ -60,6 +60,30 @@ def reproduce(
                 store.add_reproduction(name, known[name].title, known[name].source, rows)
     if json:
         print_json(results)
+
+
+def _print_list(rows: Sequence[Mapping[str, Any]]) -> None:
+    """Two or three lines for each: what to type, what it takes, what it is; those out of reach come last."""
+    from rich.padding import Padding
+    from rich.text import Text
+
+    from prunus.cli.output import console
+    from prunus.study.runner import words
+
+    out = console()
+    reachable = [row for row in rows if row["status"] == "runs here"]
+    for row in reachable:
+        takes = f"about {words(60 * row['minutes'])}" + (f", needs {row['needs']}" if row["needs"] else "")
+        out.print(Text.assemble((row["id"], "bold"), ("  " + takes, "dim")))
+        out.print(Padding(Text(row["title"]), (0, 0, 0, 4)))
+    beyond = [row for row in rows if row["status"] != "runs here"]
+    if beyond:
+        out.print(Text("\nOut of reach here", style="bold"))
+    for row in beyond:
+        out.print(Text(row["id"], style="bold"))
+        out.print(Padding(Text(f"{row['title']}: {row['status']}"), (0, 0, 0, 4)))
+    total = sum(row["minutes"] for row in reachable)
+    out.print(f"\n{len(reachable)} run here, in about {words(60 * total)} together. Sources: --list --json.")
 
 
 def collect() -> dict[str, Any]:

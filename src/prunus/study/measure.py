@@ -159,12 +159,12 @@ def _quick(model: nn.Module) -> Iterator[None]:
     """Images with the channels last while a network of plain convolutions is evaluated or trained: a third faster."""
     fits = all(parameter.dim() <= 4 for parameter in model.parameters())
     if fits:
-        model.to(memory_format=torch.channels_last)
+        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     try:
         yield
     finally:
         if fits:
-            model.to(memory_format=torch.contiguous_format)
+            model.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
 
 
 def _evaluate(model: nn.Module, data: Any) -> tuple[float, float | None]:

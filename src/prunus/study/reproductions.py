@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from prunus.contract import reproduction
+from prunus.study import _reproduce_tables, _reproduce_weights  # noqa: F401 - they register themselves
 from prunus.theory import balanced, order_statistics
 
 _BALANCED = "Yao et al. 2019, Balanced Sparsity for Efficient DNN Inference on GPU"
