@@ -24,7 +24,7 @@ from prunus.certificates.pieces import Affine, Elementwise, Join, Lipschitz
 from prunus.certificates.relaxation import lines
 
 _SLACK = 1e-9
-_MOST_ERRORS = 5000
+_FEWEST_ERRORS = 2000
 _ENTRIES = 2**27
 """Most entries of the columns of one value (1 GB)."""
 
@@ -113,10 +113,10 @@ class _Room:
 
 
 def affordable(pair: Pair) -> bool:
-    """Do the columns of the largest value fit?"""
+    """Do the columns of the largest value fit, with some room for errors?"""
     inputs = int(torch.tensor(pair.input_shape).prod())
     largest = max(int(torch.tensor(step.shape).prod()) for step in pair.steps)
-    return (inputs + _MOST_ERRORS) * largest <= _ENTRIES
+    return (inputs + _FEWEST_ERRORS) * largest <= _ENTRIES
 
 
 def forward_forms(
@@ -196,7 +196,7 @@ class _Forms:
             none = torch.zeros(self.inputs + self._errors, *step.shape, dtype=torch.float64)
             return Form(part.middle[0], none, part.half[0] * (1 + 1e-12))
         before = ranges[step.inputs[0]].pruned if self._pruned else ranges[step.inputs[0]].original
-        return self._activate(piece, self.values[step.inputs[0]], before)
+        return self._activate(piece, self.values[step.inputs[0]], before, self._most_errors(number))
 
     def _affine(self, piece: Affine, form: Form) -> Form:
         middle = piece.run(form.middle[None])[0]
@@ -217,7 +217,12 @@ class _Forms:
             columns[start:stop] = single.run([form.block(start, stop) for form in forms])
         return Form(middle, columns, box)
 
-    def _activate(self, piece: Elementwise, form: Form, part: Range) -> Form:
+    def _most_errors(self, number: int) -> int:
+        """Error columns that the largest value still to come can carry."""
+        largest = max(math.prod(step.shape) for step in self.pair.steps[number:])
+        return _ENTRIES // largest - self.inputs
+
+    def _activate(self, piece: Elementwise, form: Form, part: Range, most: int) -> Form:
         bounds = lines(piece, part)
         # One slope for both sides: the chord, which is the upper line of convex and the lower one of concave pieces.
         slope = torch.where(bounds.high.abs() > 0, bounds.high_slope, bounds.low_slope)[0]
@@ -228,7 +233,7 @@ class _Forms:
         middle = slope * form.middle + (high + low) / 2
         box = form.box * slope.abs()
         crossing = torch.nonzero(error.flatten() > 0).flatten()
-        room = max(0, _MOST_ERRORS - self._errors)
+        room = max(0, most - self._errors)
         if crossing.numel() > room:
             order = error.flatten()[crossing].argsort(descending=True)
             crossing, rest = crossing[order[:room]], crossing[order[room:]]
