@@ -101,7 +101,7 @@ def test_reproductions_with_public_data_run() -> None:
 @pytest.mark.prove
 def test_figures_of_the_tangent_paper_run() -> None:
     """Figures in small (in `make test` one of them): each width, density and method once, the gap from the full net."""
-    tiny = tangent.Scale(widths=(0.125, 0.25), images=100, tests=50, length="1ep", rounds=1)
+    tiny = tangent.Scale(widths=(0.125, 0.25), images=100, tests=50, length="1ep", rounds=1, rate=0.5)
     methods = {
         tangent.figure_3: {"random"},
         tangent.figure_5: {"random", "random rescaled", "imp"},
