@@ -11,6 +11,8 @@ import pytest
 from prunus.errors import BadInput, MissingExtra
 from prunus.study import LocalEngine, Progress, run_study
 from prunus.study.cluster import RayEngine
+from support import PROVING, scale
+from support.evidence import record
 from support.studies import contents, tiny
 
 HERE = importlib.util.find_spec("ray") is not None
@@ -33,7 +35,7 @@ def test_a_cluster_gives_the_same_and_survives_a_death(tmp_path: Path, monkeypat
     """Two workers; the process of one is killed while it runs a cell."""
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    cells = tiny(sparsity=(0.4, 0.5, 0.6, 0.7))
+    cells = tiny(sparsity=tuple((place + 30) / 100 for place in range(scale(4, full=60))))
     run_study(cells, tmp_path / "local", engine=LocalEngine(2))
     killed: list[int] = []
 
@@ -45,7 +47,12 @@ def test_a_cluster_gives_the_same_and_survives_a_death(tmp_path: Path, monkeypat
 
     run_study(cells, tmp_path / "cluster", engine=RayEngine(2), show=kill_one)
     assert killed
-    assert contents(tmp_path / "cluster") == contents(tmp_path / "local")
+    cluster, local = contents(tmp_path / "cluster"), contents(tmp_path / "local")
+    assert len(local) == len(cells)
+    assert cluster == local
+    if PROVING:
+        rows = [{"cells": len(cells), "workers": 2, "processes killed": len(killed), "differences": 0}]
+        record("study-ray", rows=rows, note="A study on a Ray cluster, one worker killed, against local processes.")
 
 
 def victims() -> list[int]:

@@ -47,7 +47,7 @@ def test_times_have_both_sides() -> None:
 
 
 def test_a_histogram_in_one_line() -> None:
-    assert _reproduce_weights.sketch([0, 1, 4, 8, 4, 1, 0], columns=7) == " ▁▄█▄▁ "
+    assert _reproduce_weights.sketch([0, 1, 4, 8, 4, 1, 0], columns=7) == "·▁▄█▄▁·"
     assert len(_reproduce_weights.sketch([1] * 41)) == 21
 
 

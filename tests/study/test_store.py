@@ -68,7 +68,14 @@ def test_parquet_holds_the_same_rows_or_names_the_extra(tmp_path: Path) -> None:
                 store.export(tmp_path / "rows.parquet")
             return
         store.export(tmp_path / "rows.parquet")
-        assert parquet.read_table(tmp_path / "rows.parquet").to_pylist() == store.rows()
+        table = parquet.read_table(tmp_path / "rows.parquet")
+        assert table.to_pylist() == store.rows()
+        assert table.column_names == list(COLUMNS)
+        kinds = {name: str(table.schema.field(name).type) for name in ("pattern", "sparsity", "seed", "accuracy")}
+        assert kinds == {"pattern": "string", "sparsity": "double", "seed": "int64", "accuracy": "double"}
+        store.export(tmp_path / "rows.parquet", ["seed", "accuracy"])
+        assert parquet.read_table(tmp_path / "rows.parquet").column_names == ["seed", "accuracy"]
+        assert not list(tmp_path.glob("*.tmp"))
 
 
 def test_groups_and_the_front(tmp_path: Path) -> None:

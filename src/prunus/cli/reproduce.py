@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import json as jsonlib
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -86,6 +87,11 @@ def _print_list(rows: Sequence[Mapping[str, Any]]) -> None:
     out.print(f"\n{len(reachable)} run here, in about {words(60 * total)} together. Sources: --list --json.")
 
 
+def _stacked(name: str) -> str:
+    """The name of a column over several lines, so that wide tables fit."""
+    return "\n".join(textwrap.wrap(name, 10, break_long_words=False))
+
+
 def collect() -> dict[str, Any]:
     """Every registered reproduction, by id: each room registers its own in `reproductions`."""
     from prunus.contract import reproductions
@@ -112,5 +118,5 @@ def run_one(entry: Any, folder: Path | None, seed: int, quiet: bool) -> list[dic
         columns = [*dict.fromkeys(key for row in rows for key in row)]
         text = [number for number, key in enumerate(columns) if any(isinstance(row.get(key), str) for row in rows)]
         console().print(f"[bold]{entry.title}[/bold]\n{entry.source}")
-        print_table(columns, [[row.get(key) for key in columns] for row in rows], left=text)
+        print_table([_stacked(key) for key in columns], [[row.get(key) for key in columns] for row in rows], left=text)
     return jsonlib.loads(jsonlib.dumps(rows, default=float))

@@ -21,7 +21,7 @@ _TABLE_1 = (
     (-0.0092, 0.0016),
     (-0.0275, 0.0057),
 )
-_HEIGHTS = " ▁▂▃▄▅▆▇█"
+_HEIGHTS = "·▁▂▃▄▅▆▇█"
 _TRAINED = ("resnet-cifar10", "resnet20-*.th")
 
 
