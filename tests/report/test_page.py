@@ -96,6 +96,27 @@ def test_the_study_on_the_page_is_the_study(folder: Path, page: Path, tmp_path: 
         assert {result.key for result in store.results()} <= keys
 
 
+def test_fine_tuned_cells_stand_beside_the_others(tmp_path: Path) -> None:
+    """Two sets of settings in one store: their cells are not taken for seeds of each other, and both files are told."""
+    cells = tiny(pattern=("unstructured", "2:4")) + tiny(settings={"finetune": "1ep"})
+    run_study(cells, tmp_path, engine=LocalEngine(1))
+    with Store(tmp_path) as store:
+        (panel,) = panels(store.results(), store.bases())
+        text = render(store)
+    assert panel.methods == ["unstructured", "unstructured, tuned", "2:4"]
+    assert [len(group.results) for group in panel.groups] == [1, 1, 1]
+    assert payload(panel)["looks"] == [[0, 0], [0, 1], [1, 0]]
+    assert any("95 % confidence" in sentence for sentence in remarks(panel))
+    assert "study1.toml" in text
+    assert "study2.toml" in text
+    keys = set()
+    for number, block in enumerate(re.findall(r"<pre[^>]*><code>(.*?)</code>", text, re.DOTALL)[:2]):
+        file = tmp_path / f"{number}.toml"
+        file.write_text(block.replace("&#34;", '"'))
+        keys |= {cell.key for cell in Grid.read(file).cells()}
+    assert keys == {cell.key for cell in cells}
+
+
 def test_an_empty_study_has_no_page(tmp_path: Path) -> None:
     with Store(tmp_path, create=True) as store, pytest.raises(BadInput, match="no finished cell"):
         render(store)

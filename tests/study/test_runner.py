@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from prunus.errors import BadInput
+from prunus.errors import BadFile, BadInput
 from prunus.study import Cell, LocalEngine, Progress, Settings, Store, check_size, run_study
+from prunus.study.retiming import retime
 from support import PROVING, scale
 from support.evidence import record
 from support.studies import contents, tiny
@@ -47,6 +48,32 @@ def test_a_study_runs_measures_and_is_not_run_twice(tmp_path: Path) -> None:
         (base,) = store.bases().values()
     assert {row["name"] for row in base["weights"]} == {"layers.0.weight", "layers.1.weight"}
     assert sum(base["weights"][0]["counts"]) == 16 * 64
+
+
+def test_times_can_be_taken_again(tmp_path: Path) -> None:
+    cells = tiny(pattern=("balanced:16", "2:4"))
+    run_study(cells[:1], tmp_path, engine=LocalEngine(1))
+    before = contents(tmp_path)
+    with Store(tmp_path) as store:
+        first = store.results()[0].record["time_us"]
+        assert retime(cells, store) == 1, "only what is finished"
+        again = store.results()[0]
+    assert again.record["time_us"] != first
+    assert contents(tmp_path) == before, "nothing else changes"
+    next((tmp_path / "bases").iterdir()).unlink()
+    with Store(tmp_path) as store, pytest.raises(BadFile, match="run the study again"):
+        retime(cells, store)
+
+
+def test_held_out_points_speak_for_the_distribution(tmp_path: Path) -> None:
+    (cell,) = tiny(settings={"held_out": 100, "sensitivity": 0})
+    run_study([cell], tmp_path, engine=LocalEngine(1))
+    with Store(tmp_path) as store:
+        (result,) = store.results()
+    assert result.row["held_out_bound"] > 0
+    assert result.row["held_out_probability"] == pytest.approx(1 - 0.05 ** (1 / 100)), "none of 100 beyond (P-28)"
+    assert 0 < result.row["agreement"] <= 1
+    assert result.record["layers"][0]["sensitivity"] is None
 
 
 def test_a_cell_that_fails_is_recorded_and_the_others_go_on(tmp_path: Path) -> None:

@@ -21,6 +21,9 @@ PAIRS = (
     "attained",
     "ball_bound",
     "ball_attained",
+    "held_out_bound",
+    "held_out_probability",
+    "agreement",
     "energy_removed",
     "energy_predicted",
     "mac_dense",
@@ -101,10 +104,23 @@ def payload(panel: Panel) -> dict[str, Any]:
     return {
         "name": panel.name,
         "methods": panel.methods,
+        "looks": _looks(panel),
         "dense": _short(panel.dense),
         "groups": [_group(group, id(group) in front) for group in panel.groups],
         "eigenvalues": [_short(value) for value in base.get("kernel", {}).get("eigenvalues", [])],
     }
+
+
+def _looks(panel: Panel) -> list[list[int]]:
+    """For each method two numbers: which pattern it is (its colour), and which way of choosing (its line)."""
+    firsts = {group.method: group for group in reversed(panel.groups)}
+    groups = [firsts[method] for method in panel.methods]
+    patterns = list(dict.fromkeys(group.pattern for group in groups))
+    ways = sorted({(group.score != "magnitude", group.tuned, group.score) for group in groups})
+    return [
+        [patterns.index(group.pattern), ways.index((group.score != "magnitude", group.tuned, group.score))]
+        for group in groups
+    ]
 
 
 def _group(group: Group, on_front: bool) -> dict[str, Any]:

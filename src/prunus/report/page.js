@@ -6,6 +6,7 @@
   const all = (query) => [...document.querySelectorAll(query)];
   const SYMBOLS = ["circle", "square", "diamond", "triangle-up", "x", "star", "pentagon", "hexagon"];
   const DASHES = ["solid", "dash", "dot", "dashdot", "longdash", "longdashdot", "solid", "dash"];
+  const FILLINGS = ["", "-dot", "-open", "-open-dot"];
   let panel = 0;
   let printing = false;
 
@@ -44,7 +45,13 @@
   }
 
   const title = (text) => ({ text, font: { size: 13, color: css("--soft") }, standoff: 8 });
-  const style = (place) => ({ color: colour(place), symbol: SYMBOLS[place % 8], dash: DASHES[place % 8] });
+  // Colour and shape say the pattern. Line and filling say how the weights were chosen, where there are several ways.
+  const style = (place) => {
+    const [pattern, way] = here().looks[place];
+    const several = here().looks.some((look) => look[1] > 0);
+    const shape = SYMBOLS[pattern % 8];
+    return { color: colour(pattern), shape, symbol: shape + FILLINGS[way % 4], dash: DASHES[several ? way : pattern % 8] };
+  };
   const byMethod = (use) => here().methods.flatMap((method, place) => use(method, here().groups.filter((group) => group.method === method), style(place)));
   const has = (groups, ...names) => groups.filter((group) => names.every((name) => value(group, name) !== null));
 
@@ -102,24 +109,40 @@
     draw("macs", traces, { xaxis: { title: title("times fewer multiply-adds"), ...ticks }, yaxis: { title: title("times faster"), ...ticks } });
   }
 
+  // On a logarithmic axis 1, 2, 5, 10, ... over few decades, powers of ten over many.
+  function decades(traces) {
+    const logs = traces.flatMap((t) => t.y).filter((y) => y > 0).map(Math.log10);
+    const [low, high] = [Math.floor(Math.min(...logs)), Math.ceil(Math.max(...logs))];
+    if (!logs.length || high - low > 4) return { exponentformat: "power" };
+    const values = [];
+    for (let power = low; power <= high; power++) values.push(...[1, 2, 5].map((digit) => +(digit * 10 ** power).toPrecision(1)));
+    return { tickvals: values, ticktext: values.map((v) => v.toLocaleString("en", { maximumSignificantDigits: 2 })) };
+  }
+
   function certificate() {
     const traces = byMethod((method, groups, look) => {
       const known = has(groups, "bound");
-      if (!known.length) return [];
+      const told = has(groups, "held_out_bound");
+      const typical = told.length ? [{
+        name: method, legendgroup: method, showlegend: !known.length, mode: "lines+markers", x: told.map((g) => 100 * g.sparsity), y: told.map((g) => value(g, "held_out_bound")),
+        line: { color: look.color, width: 1.2, dash: "dot" }, marker: { color: look.color, symbol: look.symbol, size: 5 }, customdata: told.map((g) => 100 * value(g, "held_out_probability")),
+        hovertemplate: "<b>" + method + "</b>, %{x:.4g} % zeros<br>with 95 % confidence at most %{customdata:.2g} %<br>of inputs move the output by more than %{y:.4g}<extra></extra>",
+      }] : [];
+      if (!known.length) return typical;
       const x = known.map((g) => 100 * g.sparsity);
       const attained = known.filter((g) => value(g, "attained") > 0);
-      return [{
+      return [...typical, {
         name: method, legendgroup: method, mode: "lines+markers", x, y: known.map((g) => value(g, "bound")),
         error_y: { type: "data", array: known.map((g) => spread(g, "bound") || 0), thickness: 1.2, width: 3 },
-        line: { color: look.color, width: 2, dash: look.dash }, marker: { color: look.color, symbol: look.symbol, size: 9 },
+        line: { color: look.color, width: 2, dash: look.dash }, marker: { color: look.color, symbol: look.shape, size: 9 },
         hovertemplate: "<b>" + method + "</b>, %{x:.4g} % zeros<br>certified: at most %{y:.4g}<extra></extra>",
       }, {
         name: method, legendgroup: method, showlegend: false, mode: "markers", x: attained.map((g) => 100 * g.sparsity), y: attained.map((g) => value(g, "attained")),
-        marker: { color: look.color, symbol: look.symbol + "-open", size: 9, line: { width: 2 } },
+        marker: { color: look.color, symbol: look.shape + "-open", size: 9, line: { width: 2 } },
         hovertemplate: "<b>" + method + "</b>, %{x:.4g} % zeros<br>attained %{y:.4g}<extra></extra>",
       }];
     });
-    draw("certificate", traces, { xaxis: { title: title("zeros, %") }, yaxis: { title: title("change of the outputs, 2-norm"), type: "log", dtick: "D2" } });
+    draw("certificate", traces, { xaxis: { title: title("zeros, %") }, yaxis: { title: title("change of the outputs, 2-norm"), type: "log", ...decades(traces) } });
   }
 
   function energy() {
@@ -284,8 +307,9 @@
   window.addEventListener("afterprint", () => { printing = false; root.classList.remove("paper"); if (before) root.dataset.theme = before; else delete root.dataset.theme; redraw(); });
 
   all(".numbers tbody td.text").forEach((cell) => {
-    const place = data.panels[+cell.closest(".panel").dataset.panel].methods.indexOf(cell.textContent);
-    cell.prepend(element("span", { class: "dot", style: `background:var(--c${place % 8})` }, []));
+    const mine = data.panels[+cell.closest(".panel").dataset.panel];
+    const [pattern, way] = mine.looks[mine.methods.indexOf(cell.textContent)];
+    cell.prepend(element("span", { class: way > 1 ? "dot open" : "dot", style: `--dot:var(--c${pattern % 8})` }, []));
   });
   if (data.panels.length) { render(); filter(); }
   root.dataset.ready = "yes";

@@ -28,6 +28,8 @@ TABLE = (
     ("smaller", "smaller", "bytes of the dense tensors over bytes of the packed ones"),
     ("bound", "off by at most", "certified: largest change of the outputs near the test points"),
     ("attained", "attained", "the largest change a search found there"),
+    ("held_out", "nearly all within", "change that at most a small share of inputs exceeds, with 95 % confidence"),
+    ("agreement", "same label", "held-out inputs that get the label the dense network gives"),
     ("energy", "energy lost", "share of the sum of squared weights that pruning removes"),
     ("condition", "condition", "tangent kernel: largest over smallest eigenvalue"),
 )
@@ -62,7 +64,7 @@ def render(store: Store, title: str = "") -> str:
         style=(HERE / "style.css").read_text("utf8"),
         script=(HERE / "page.js").read_text("utf8"),
         plotly=(HERE / "plotly-basic.min.js").read_text("utf8"),
-        command=_command(results),
+        commands=_commands(results),
         versions=results[0].record.get("versions", {}) if results else {},
         settings=results[0].config["settings"] if results else {},
         papers=papers,
@@ -113,6 +115,9 @@ def _cards(panel: Panel) -> list[tuple[str, str, str]]:
         name = "off by at most (vacuous)" if group.vacuous else "off by at most"
         beside = f"a search finds {words.number(attained)}" if attained is not None else "2-norm of the outputs"
         cards.append((name, words.number(bound), beside))
+    elif group.mean("agreement") is not None:
+        beside = "of held-out inputs, as the dense network"
+        cards.append(("same label", words.percent(group.mean("agreement") or 0), beside))
     return cards
 
 
@@ -131,9 +136,15 @@ def _row(panel: Panel, number: int) -> dict[str, tuple[str, float | str | None]]
     lost = None if accuracy is None or dense is None else dense - accuracy.value
     plain: dict[str, float | None] = {
         name: group.mean(column)
-        for name, column in (("bound", "bound"), ("attained", "attained"), ("condition", "kernel_condition"))
+        for name, column in (
+            ("bound", "bound"),
+            ("attained", "attained"),
+            ("held_out", "held_out_bound"),
+            ("condition", "kernel_condition"),
+        )
     }
     energy, faster, smaller = group.mean("energy_removed"), group.mean("speedup"), group.smaller
+    agreement = group.mean("agreement")
     return {
         "method": (group.method, group.method),
         "sparsity": (words.percent(group.sparsity, 0), group.sparsity),
@@ -141,6 +152,7 @@ def _row(panel: Panel, number: int) -> dict[str, tuple[str, float | str | None]]
         "lost": ("–" if lost is None else f"{100 * lost:.1f}", lost),
         "speedup": ("–" if faster is None else f"{faster:.2f} ×", faster),
         "smaller": ("–" if smaller is None else f"{smaller:.2f} ×", smaller),
+        "agreement": ("–" if agreement is None else words.percent(agreement), agreement),
         "energy": ("–" if energy is None else words.percent(energy), energy),
         **{name: ("–" if value is None else words.number(value), value) for name, value in plain.items()},
     }
@@ -181,17 +193,25 @@ def _notes(results: Sequence[Result]) -> list[str]:
     return [f"{note} ({count} cells)" for note, count in found.items()]
 
 
-def _command(results: Sequence[Result]) -> str:
-    """The study as a TOML file: what `prunus study --grid` reads."""
-    from prunus.study.grid import AXES, Settings
+def _commands(results: Sequence[Result]) -> list[str]:
+    """The study as TOML files, one for each set of settings: what `prunus study --grid` reads."""
+    found: dict[str, list[Result]] = {}
+    for result in results:
+        found.setdefault(json.dumps(result.config["settings"], sort_keys=True), []).append(result)
+    return [_command(members) for members in found.values()]
 
-    if not results:
-        return ""
+
+def _command(results: Sequence[Result]) -> str:
+    from prunus.study.grid import AXES, Settings, fixed_sparsity
+
     lines = []
+    free = [result for result in results if fixed_sparsity(result.config["pattern"]) is None]
     for axis in AXES:
-        values = list(dict.fromkeys(result.config[axis] for result in results))
+        asked = free if free and axis == "sparsity" else results
+        values = list(dict.fromkeys(result.config[axis] for result in asked))
         lines.append(f"{axis} = {json.dumps(values)}")
-    given, usual = results[0].config["settings"], Settings()
+    given, usual = dict(results[0].config["settings"]), Settings()
+    given["weights"] = Path(given["weights"]).name  # where it lay is nobody's business
     changed = {name: value for name, value in given.items() if value != _plain(getattr(usual, name))}
     if changed:
         lines += ["", "[settings]", *(f"{name} = {json.dumps(value)}" for name, value in changed.items())]

@@ -55,6 +55,8 @@ def headline(panel: Panel) -> str:
         parts.append(f"is {smaller:.1f} times smaller" if smaller >= 1.05 else "is no smaller")
     if bound is not None and not group.vacuous:
         parts.append(f"differs by at most {number(bound)} near the test points")
+    elif group.mean("agreement") is not None:
+        parts.append(f"agrees with the dense one on {percent(group.mean('agreement') or 0)} of held-out inputs")
     joined = f"{', '.join(parts[:-1])} and {parts[-1]}" if len(parts) > 1 else parts[0]
     return f"At {percent(group.sparsity, 0)} {group.method}, the network {joined}."
 
@@ -87,6 +89,12 @@ def remarks(panel: Panel) -> list[str]:
     ]
     if ratios:
         found.append(f"Certificates are {number(min(ratios))} to {number(max(ratios))} times what a search attains.")
+    chosen = best(panel)
+    if chosen is not None and chosen.mean("held_out_bound") is not None:
+        found.append(
+            f"With 95 % confidence, at most {percent(chosen.mean('held_out_probability') or 0)} of inputs like the "
+            f"held-out ones move the outputs of that network by more than {number(chosen.mean('held_out_bound') or 0)}."
+        )
     if any(group.vacuous for group in panel.groups):
         found.append(
             "Some certificates are vacuous: no better than the sum of the two networks' own sizes. Deep networks need "
@@ -113,7 +121,12 @@ def describe(panel: Panel) -> dict[str, str]:
     return {
         "accuracy": _series(panel, "Accuracy against sparsity.", "accuracy", percent),
         "pareto": _front(panel),
-        "certificate": _series(panel, "Certified bound against sparsity.", "bound", number),
+        "certificate": " ".join(
+            (
+                _series(panel, "Certified bound against sparsity.", "bound", number),
+                _series(panel, "Bound for nearly all held-out inputs.", "held_out_bound", number),
+            )
+        ),
         "energy": _series(panel, "Share of weight energy removed, against sparsity.", "energy_removed", percent),
         "macs": _series(panel, "Times faster than dense.", "speedup", lambda value: f"{value:.2f}"),
         "kernel": _series(panel, "Condition number of the tangent kernel.", "kernel_condition", number),

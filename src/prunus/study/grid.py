@@ -197,13 +197,17 @@ class Grid:
         return cls(**axes, settings=Settings(**fields))
 
 
-def _sparsities(pattern: str, asked: Iterable[float]) -> list[float]:
+def fixed_sparsity(pattern: str) -> float | None:
+    """The one sparsity that a pattern N:M has; None for patterns that take any."""
     from prunus.pruning import patterns
 
     shape = patterns.parse(pattern)
-    if isinstance(shape, patterns.NM):
-        return [1 - shape.n / shape.m]
-    return [float(value) for value in asked]
+    return 1 - shape.n / shape.m if isinstance(shape, patterns.NM) else None
+
+
+def _sparsities(pattern: str, asked: Iterable[float]) -> list[float]:
+    fixed = fixed_sparsity(pattern)
+    return [float(value) for value in asked] if fixed is None else [fixed]
 
 
 def _values(owner: type, name: str, value: Any, where: str) -> tuple[Any, ...]:

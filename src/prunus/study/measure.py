@@ -41,7 +41,7 @@ def train_base(cell: Cell) -> tuple[bytes, dict[str, Any]]:
 
     from prunus.training import FitConfig, fit
 
-    _quiet(cell.seed)
+    settle(cell.seed)
     started = time.perf_counter()
     settings, model = cell.settings, build(cell)
     test = load(cell, "test")
@@ -74,11 +74,11 @@ def train_base(cell: Cell) -> tuple[bytes, dict[str, Any]]:
 
 def run_cell(cell: Cell, weights: bytes, base: dict[str, Any]) -> dict[str, Any]:
     """Prune the dense network of this cell and measure: one flat record, with layers and pictures inside."""
-    _quiet(cell.seed)
+    settle(cell.seed)
     settings = cell.settings
     dense = restored(cell, weights)
     test = load(cell, "test")
-    masks = _masks(cell, dense)
+    masks = masks_of(cell, dense)
     record: dict[str, Any] = {"notes": {}, "versions": versions(), "realised_sparsity": masks.sparsity}
     record |= {"accuracy_dense": base["accuracy"], "loss_dense": base["loss"]}
     pruned = masks.apply_(copy.deepcopy(dense))
@@ -93,7 +93,7 @@ def run_cell(cell: Cell, weights: bytes, base: dict[str, Any]) -> dict[str, Any]
     if settings.kernel:
         _attempt(record, "kernel", lambda: _kernel(cell, base, pruned, test))
     if settings.compress:
-        _attempt(record, "compress", lambda: _compressed(cell, dense, pruned, test, layers))
+        _attempt(record, "compress", lambda: compressed(cell, dense, pruned, test, layers))
     return record | {"layers": layers, "bytes_dense": base["bytes"]}
 
 
@@ -148,7 +148,7 @@ def versions() -> dict[str, str]:
     }
 
 
-def _quiet(seed: int) -> None:
+def settle(seed: int) -> None:
     """One thread, so that sums are taken in the same order however many cells run side by side."""
     torch.set_num_threads(1)
     torch.manual_seed(seed)
@@ -191,7 +191,7 @@ def _attempt(record: dict[str, Any], name: str, measure: Callable[[], dict[str, 
 # ----------------------------------------------------------------------------------------------------- the measurements
 
 
-def _masks(cell: Cell, dense: nn.Module) -> Masks:
+def masks_of(cell: Cell, dense: nn.Module) -> Masks:
     from torch.utils.data import Subset
 
     data = None
@@ -375,7 +375,7 @@ def _kernel(cell: Cell, base: dict[str, Any], pruned: nn.Module, test: Any) -> d
     return record
 
 
-def _compressed(
+def compressed(
     cell: Cell, dense: nn.Module, pruned: nn.Module, test: Any, layers: list[dict[str, Any]]
 ) -> dict[str, Any]:
     """The packed network: its file, its time on one batch against the dense one, and the same layer by layer."""

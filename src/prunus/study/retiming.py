@@ -1,0 +1,47 @@
+"""Times of finished cells measured again, one after the other: for studies that ran while the machine was busy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from prunus.errors import BadFile
+from prunus.study.grid import Cell
+from prunus.study.store import Store
+
+
+def retime(cells: Sequence[Cell], store: Store, show: Callable[[Cell, float], None] | None = None) -> int:
+    """Put fresh times in the place of those in the store; everything else stays. Returns how many cells were timed.
+
+    What runs is the dense network under the cell's masks: times depend on which weights are left, not on their values,
+    so a fine-tune need not be repeated.
+    """
+    results = {result.key: result for result in store.results() if result.status == "done"}
+    count = 0
+    for cell in cells:
+        result = results.get(cell.key)
+        if result is None or result.record.get("speedup") is None:
+            continue
+        record: dict[str, Any] = {**result.record, "layers": [dict(layer) for layer in result.record["layers"]]}
+        record |= _times(cell, store, record["layers"])
+        store.add(cell, record, seconds=result.seconds)
+        count += 1
+        if show is not None:
+            show(cell, record["speedup"])
+    return count
+
+
+def _times(cell: Cell, store: Store, layers: list[dict[str, Any]]) -> dict[str, Any]:
+    from prunus.study import measure
+
+    file = store.path.parent / "bases" / f"{cell.base}.safetensors"
+    try:
+        weights = file.read_bytes()
+    except OSError as error:
+        raise BadFile(
+            f"The dense network {file} cannot be read: {error.strerror or error}; run the study again."
+        ) from None
+    measure.settle(cell.seed)
+    dense = measure.restored(cell, weights)
+    pruned = measure.masks_of(cell, dense).apply_(measure.restored(cell, weights))
+    return measure.compressed(cell, dense, pruned, measure.load(cell, "test"), layers)
