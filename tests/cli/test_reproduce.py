@@ -5,6 +5,7 @@ import json
 import pytest
 
 from prunus.cli import run
+from prunus.cli.reproduce import _parts
 from prunus.contract import reproduction, reproductions
 from prunus.errors import BadInput
 
@@ -41,3 +42,21 @@ def test_bad_names(toy: None, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["reproduce", "toy-far"]) == 2
     with pytest.raises(BadInput, match="exists already"):
         reproduction("toy-table", "Again", "Nobody")(lambda: [])
+
+
+def test_the_list_fits_a_narrow_terminal(toy: None, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["reproduce", "--list"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    place = next(number for number, line in enumerate(lines) if line.startswith("toy-table"))
+    assert lines[place].split() == ["toy-table", "about", "6", "s"]
+    assert lines[place + 1].strip() == "A toy table"
+    assert place < lines.index("Out of reach here") < lines.index("toy-far")
+
+
+def test_wide_tables_are_cut_in_parts_that_fit() -> None:
+    rows = [{"layer": "first", **{f"column number {number}": 1.0 for number in range(12)}}]
+    parts = list(_parts(list(rows[0]), rows, 60))
+    assert all(part[0] == "layer" for part in parts)
+    assert [name for part in parts for name in part[1:]] == list(rows[0])[1:]
+    assert max(len(part) for part in parts) <= 7
+    assert list(_parts(list(rows[0]), rows, 400)) == [list(rows[0])]

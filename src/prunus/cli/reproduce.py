@@ -6,7 +6,7 @@ import importlib
 import importlib.util
 import json as jsonlib
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -92,6 +92,23 @@ def _stacked(name: str) -> str:
     return "\n".join(textwrap.wrap(name, 10, break_long_words=False))
 
 
+def _parts(columns: Sequence[str], rows: Sequence[Mapping[str, Any]], width: int) -> Iterator[Sequence[str]]:
+    """The columns in parts that fit the width; the first column stands before each."""
+    from prunus.cli.output import show
+
+    def wide(name: str) -> int:
+        lines = [*_stacked(name).splitlines(), *(show(row.get(name)) for row in rows)]
+        return 2 + max(len(line) for line in lines)
+
+    part: Sequence[str] = columns[:1]
+    for name in columns[1:]:
+        if len(part) > 1 and sum(map(wide, (*part, name))) > width:
+            yield part
+            part = columns[:1]
+        part = [*part, name]
+    yield part
+
+
 def collect() -> dict[str, Any]:
     """Every registered reproduction, by id: each room registers its own in `reproductions`."""
     from prunus.contract import reproductions
@@ -116,7 +133,9 @@ def run_one(entry: Any, folder: Path | None, seed: int, quiet: bool) -> list[dic
     rows = [dict(row) for row in entry.run(**{key: value for key, value in options.items() if key in accepted})]
     if not quiet:
         columns = [*dict.fromkeys(key for row in rows for key in row)]
-        text = [number for number, key in enumerate(columns) if any(isinstance(row.get(key), str) for row in rows)]
-        console().print(f"[bold]{entry.title}[/bold]\n{entry.source}")
-        print_table([_stacked(key) for key in columns], [[row.get(key) for key in columns] for row in rows], left=text)
+        out = console()
+        out.print(f"[bold]{entry.title}[/bold]\n{entry.source}")
+        for part in _parts(columns, rows, out.width):
+            text = [number for number, key in enumerate(part) if any(isinstance(row.get(key), str) for row in rows)]
+            print_table([_stacked(key) for key in part], [[row.get(key) for key in part] for row in rows], left=text)
     return jsonlib.loads(jsonlib.dumps(rows, default=float))
