@@ -52,6 +52,9 @@ def test_limit_of_a_network() -> None:
     net = nn.Sequential(*layers, nn.ReLU(), nn.Flatten(), nn.Linear(48, 1, bias=False)).double()
     found = limit_of(parametrise(net, weights="keep"), images)
     torch.testing.assert_close(found, limit_convolutional(images, depth=2))
+    head = [nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 1, bias=False)]
+    pooled = limit_of(parametrise(nn.Sequential(*layers, *head).double(), weights="keep"), images)
+    torch.testing.assert_close(pooled, limit_convolutional(images, depth=2, head="average"))
 
 
 @pytest.mark.parametrize(

@@ -326,6 +326,19 @@ def test_progress_is_shown_on_request(capsys: pytest.CaptureFixture[str]) -> Non
     assert capsys.readouterr().err == ""
 
 
+def test_outputs_one_by_one_within_a_small_budget() -> None:
+    """The generic path: where all outputs of one input are too much, each output has its turn and its progress."""
+    torch.manual_seed(0)
+    model, x = Recurrent().double(), random_inputs(3, 6, 3)
+    whole = empirical(model, x)
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    seen: list[tuple[int, int]] = []
+    memory = 6 * parameters * 8 / 2**20 * 1.5  # one row, not the four of an input
+    effort = Effort(memory=memory, progress=lambda done, total: seen.append((done, total)))
+    torch.testing.assert_close(empirical(model, x, effort=effort), whole, rtol=1e-12, atol=1e-12)
+    assert seen == [(number, 4 * 6) for number in range(1, 25)]
+
+
 def test_token_ids() -> None:
     """Inputs that are whole numbers stay so: an embedding reads them."""
     torch.manual_seed(0)

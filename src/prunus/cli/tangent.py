@@ -54,7 +54,10 @@ def tangent(
     from prunus.cli.output import progress
     from prunus.data import load
     from prunus.tangent.comparison import Plan, Sample, compare
+    from prunus.tangent.plots import check_target
 
+    if plot is not None:
+        check_target(plot)
     torch.manual_seed(seed)
     levels, factors = densities or [1.0, 0.5, 0.1], widths or [1.0]
     train, test = load(data, split="train", folder=data_dir), load(data, split="test", folder=data_dir)

@@ -104,7 +104,7 @@ def _module_step(module: nn.Module, name: str) -> Step | None:
     if isinstance(module, (nn.MaxPool2d, nn.AvgPool2d)):
         return Step("pool", apply=module)
     if isinstance(module, nn.AdaptiveAvgPool2d) and module.output_size in (1, (1, 1)):
-        return Step("pool", apply=module)
+        return Step("average", apply=module)
     if isinstance(module, nn.Identity) or (isinstance(module, nn.Dropout) and not module.training):
         return None
     hint = " in training mode" if module.training and isinstance(module, nn.Dropout) else ""

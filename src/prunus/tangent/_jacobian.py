@@ -61,10 +61,22 @@ class Jacobian:
 def jacobian_kernel(
     jacobian: Jacobian, x1: Tensor, x2: Tensor | None, full: bool, budget: int, advance: Callable[[int, int], None]
 ) -> Tensor:
-    """(n1, n2) summed over outputs, or (n1, outputs, n2, outputs); blocks of inputs as the budget allows."""
+    """(n1, n2) summed over outputs, or (n1, outputs, n2, outputs); blocks of inputs as the budget allows.
+
+    Where not even all outputs of one input fit and only their sum is asked for, outputs go one after the other.
+    """
     outputs = len(jacobian.outputs)
     # Two blocks of rows, each held about three times while it is made.
-    size = max(1, budget // (6 * outputs * max(1, jacobian.size) * x1.element_size()))
+    rows = budget // (6 * max(1, jacobian.size) * x1.element_size())
+    if rows < outputs > 1 and not full:
+        total = None
+        for number, output in enumerate(jacobian.outputs):
+            single = Jacobian(jacobian.network, [output])
+            part = jacobian_kernel(single, x1, x2, False, budget, _stage(advance, number, outputs))
+            total = part if total is None else total.add_(part)
+        assert total is not None
+        return total
+    size = max(1, rows // outputs)
 
     def block(left: Tensor, right: Tensor) -> Tensor:
         if full:
@@ -72,6 +84,11 @@ def jacobian_kernel(
         return left.flatten(1) @ right.flatten(1).T
 
     return by_blocks(jacobian, block, x1, x2, size, advance)
+
+
+def _stage(advance: Callable[[int, int], None], number: int, stages: int) -> Callable[[int, int], None]:
+    """The progress of stage `number` of several equal ones, as progress of the whole."""
+    return lambda done, total: advance(number * total + done, stages * total)
 
 
 def by_blocks(

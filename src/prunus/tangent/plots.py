@@ -107,7 +107,10 @@ class _Axis:
         low, high = min(values), max(values)
         if log:
             low, high = math.floor(math.log10(low)), max(math.ceil(math.log10(high)), math.floor(math.log10(low)) + 1)
-            self.ticks = [10.0**power for power in range(int(low), int(high) + 1, max(1, int(high - low) // 6))]
+            powers = range(int(low), int(high) + 1, max(1, int(high - low) // 6))
+            # Few decades are too coarse to read a value from: 2 and 5 stand between them.
+            steps = (1, 2, 5) if high - low <= 2 else (1,)
+            self.ticks = [step * 10.0**power for power in powers for step in steps if step * 10.0**power <= 10.0**high]
         else:
             step = _round_step((high - low) or max(abs(high), 1.0))
             low, high = math.floor(low / step) * step, math.ceil(high / step) * step
@@ -126,17 +129,23 @@ def _round_step(span: float) -> float:
     return next(power * factor for factor in (1, 2, 5, 10) if span / (power * factor) <= 6)
 
 
+def check_target(path: str | os.PathLike[str]) -> Path:
+    """The path; refuses one that no plot can be written to, so that it is known before the work is done."""
+    target = Path(path)
+    if target.suffix not in (".svg", ".html"):
+        raise BadInput(f"{target} must end in .svg or .html: these are the plots that can be written.")
+    return target
+
+
 def write_charts(path: str | os.PathLike[str], charts: Sequence[Chart], title: str = "Tangent kernels") -> Path:
     """One chart as .svg; several, below each other, as .svg or as an .html page that needs nothing else."""
-    target = Path(path)
+    target = check_target(path)
     if target.suffix == ".html":
         body = "\n".join(f"<figure>{chart.svg()}</figure>" for chart in charts)
         style = "body{max-width:46rem;margin:2rem auto;font-family:sans-serif}figure{margin:1rem 0}"
         head = f'<meta charset="utf-8"><title>{escape(title)}</title><style>{style}</style>'
         body = f"<body><h1>{escape(title)}</h1>\n{body}</body>"
         return replace_file(target, f'<!doctype html><html lang="en"><head>{head}</head>{body}</html>\n')
-    if target.suffix != ".svg":
-        raise BadInput(f"{target} must end in .svg or .html: these are the plots that can be written.")
     if len(charts) == 1:
         return replace_file(target, charts[0].svg())
     inner = "".join(
