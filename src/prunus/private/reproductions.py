@@ -37,15 +37,17 @@ def expected_error(seed: int = 0, draws: int = 400) -> list[dict[str, Any]]:
             kept = mech.select(gradient, insecure_seed=seed * draws + number)
             errors.append(float(gradient.square().sum() - gradient[kept].square().sum()) / d)
         values = torch.tensor(errors)
+        corrected, spread = mech.expected_error(d) / d, float(values.std()) / math.sqrt(draws)
         rows.append(
             {
                 "d": d,
                 "k": k,
                 "theta": theta,
                 "printed": theory.expected_error_limit_printed(d, k, theta)["relative"],
-                "corrected": mech.expected_error(d) / d,
+                "corrected": corrected,
                 "measured": float(values.mean()),
-                "standard error": float(values.std()) / math.sqrt(draws),
+                "standard error": spread,
+                "standard errors": (float(values.mean()) - corrected) / spread,
             }
         )
     return rows
