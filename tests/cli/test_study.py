@@ -42,6 +42,7 @@ def test_the_file_and_the_options_together(tmp_path: Path, capsys: pytest.Captur
     [
         (["study"], "needs a network"),
         (["study", "fc:64-10", "--sparsity", "much"], "must be numbers"),
+        (["study", "fc:64-10", "--sparsity", ","], "grid is empty"),
         (["study", "fc:64-10", "--seeds", "0"], "at least one seed"),
         (["study", "fc:64-10", "--columns", "acuracy"], "did you mean 'accuracy'"),
         (["study", "fc:64-10", "--engine", "steam"], "local, ray"),

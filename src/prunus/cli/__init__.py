@@ -28,6 +28,9 @@ COMMANDS = {
 }
 
 
+_EXAMPLE = "Example: prunus prune fc:64-300-100-10 --data digits --sparsity 0.9 --pattern balanced:16"
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit with its status."""
     sys.exit(run(sys.argv[1:] if arguments is None else list(arguments)))
@@ -79,7 +82,7 @@ def _app(wanted: str):  # type: ignore[no-untyped-def]
     app = App(
         name="prunus",
         help="Prune neural networks, and know before and after what it costs.",
-        help_epilogue="Example: prunus prune fc:64-300-100-10 --data digits --sparsity 0.9 --pattern balanced:16",
+        help_epilogue="" if wanted in COMMANDS else _EXAMPLE,
         version=__version__,
         help_format="markdown",
     )

@@ -9,14 +9,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
-from cyclopts import Parameter
+from cyclopts import Group, Parameter
 
 from prunus.cli.options import DataDir, Exclude, Json, Seed
 
 _Many = Parameter(consume_multiple=True, negative="")
 
 
-@Parameter(name="*")
+@Parameter(name="*", group=Group("What is varied", sort_key=1))
 @dataclasses.dataclass(frozen=True)
 class Axes:
     """What is varied; values may be separated by commas or spaces."""
@@ -33,7 +33,7 @@ class Axes:
     seeds: Annotated[int | None, Parameter(help="How many seeds, counted from --seed; 3 unless given.")] = None
 
 
-@Parameter(name="*")
+@Parameter(name="*", group=Group("What all cells share", sort_key=2))
 @dataclasses.dataclass(frozen=True)
 class Choices:
     """What all cells share."""
@@ -65,7 +65,7 @@ class Choices:
     data_dir: DataDir = None
 
 
-@Parameter(name="*")
+@Parameter(name="*", group=Group("Where and how they run", sort_key=3))
 @dataclasses.dataclass(frozen=True)
 class Running:
     """Where and how the cells run."""
@@ -172,6 +172,9 @@ def _axes(axes: Axes) -> dict[str, Any]:
 
     if axes.seeds is not None and axes.seeds < 1:
         raise BadInput(f"A study needs at least one seed, not {axes.seeds}.")
+    for name in ("data", "width", "score", "pattern", "sparsity"):
+        if getattr(axes, name) is not None and not _split(getattr(axes, name)):
+            raise BadInput(f"The grid is empty: give at least one value for --{name}.")
     found: dict[str, Any] = {name: _split(getattr(axes, name)) for name in ("data", "score", "pattern")}
     for name in ("width", "sparsity"):
         try:
