@@ -132,7 +132,8 @@ def test_the_choice_follows_density_and_outputs() -> None:
 
     assert choice(term(0.1, 1)) == "entries"
     assert choice(term(0.1, 10)) == "rows"
-    assert choice(term(0.95, 10)) == "pairs"
+    assert choice(term(0.95, 1)) == "pairs"
+    assert choice(term(0.95, 10)) == "rows"
     assert choice(term(0.5, 1, n=600, size=256)) == "entries"
 
 
