@@ -90,11 +90,16 @@ def panels(results: Sequence[Result], bases: Mapping[str, Mapping[str, Any]]) ->
         found.setdefault((group.network, group.data), []).append(group)
     made = []
     for (network, data), unsorted in found.items():
-        groups = sorted(unsorted, key=lambda group: (group.pattern != "unstructured", group.score != "magnitude"))
+        groups = sorted(unsorted, key=_place)
         keys = dict.fromkeys(result.base for group in groups for result in group.results)
         mine = tuple(bases[key] for key in keys if key in bases)
         made.append(Panel(f"{network} on {data}", network, data, tuple(groups), mine))
     return made
+
+
+def _place(group: Group) -> tuple[bool, str, bool, str, bool, float]:
+    chosen = (group.score != "magnitude", group.score, group.tuned)
+    return (group.pattern != "unstructured", group.pattern, *chosen, group.sparsity)
 
 
 def payload(panel: Panel) -> dict[str, Any]:

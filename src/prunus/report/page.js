@@ -40,6 +40,9 @@
     place.setAttribute("aria-label", words ? words.textContent : "");
     if (!traces.length) { place.innerHTML = '<p class="how">Nothing was measured for this picture.</p>'; return; }
     if (!place.querySelector(".plot-container")) place.textContent = "";
+    place.style.height = "";
+    const entries = traces.filter((trace) => trace.showlegend !== false).length, across = Math.max(1, Math.floor(place.clientWidth / 190));
+    place.style.height = `${place.clientHeight + 20 * Math.max(0, Math.ceil(entries / across) - 2)}px`;  // a long legend must not eat the picture
     const size = { width: place.clientWidth, height: place.clientHeight };  // given, so that paper gets its own
     Plotly.react(place, traces, layout({ ...extra, ...size }), { displayModeBar: false });
   }

@@ -65,12 +65,18 @@ def render(store: Store, title: str = "") -> str:
         script=(HERE / "page.js").read_text("utf8"),
         plotly=(HERE / "plotly-basic.min.js").read_text("utf8"),
         commands=_commands(results),
-        versions=results[0].record.get("versions", {}) if results else {},
-        settings=results[0].config["settings"] if results else {},
+        versions=next((result.record["versions"] for result in results if result.record.get("versions")), {}),
+        settings=_certified(results),
         papers=papers,
         day=datetime.date.today().isoformat(),
         csv=_csv(results),
     )
+
+
+def _certified(results: Sequence[Result]) -> Mapping[str, Any]:
+    """The settings that the page's last lines speak of: those of a cell with a certificate, where there is one."""
+    ordered = sorted(results, key=lambda result: result.record.get("bound") is None)
+    return ordered[0].config["settings"] if ordered else {}
 
 
 def _title(found: Sequence[Panel]) -> str:

@@ -10,8 +10,8 @@ from prunus.study.groups import Group, Mean
 
 NARROW = "\u00a0"
 """A space where no line may break."""
-_CLOSE = 0.01
-"""Accuracy that may be lost by what the summary recommends."""
+_CLOSE = (0.01, 0.03, 0.1)
+"""Accuracy that may be lost by what the summary speaks of: the first of these that anything keeps to."""
 
 
 def percent(value: float, digits: int = 1) -> str:
@@ -30,14 +30,14 @@ def number(value: float) -> str:
 
 
 def best(panel: Panel) -> Group | None:
-    """What the summary speaks of: of the groups as good as dense the one that buys most, else the most accurate."""
+    """What the summary speaks of: of the groups close to dense the one that buys most, else the most accurate."""
     known = [group for group in panel.groups if group.mean("accuracy") is not None]
     if not known:
         return None
-    dense = panel.dense
-    close = [group for group in known if dense is not None and (group.mean("accuracy") or 0) >= dense - _CLOSE]
-    if close:
-        return max(close, key=lambda group: ((group.mean("speedup") or 1) * (group.smaller or 1), group.sparsity))
+    for loss in _CLOSE if panel.dense is not None else ():
+        close = [group for group in known if (group.mean("accuracy") or 0) >= (panel.dense or 0) - loss]
+        if close:
+            return max(close, key=lambda group: ((group.mean("speedup") or 1) * (group.smaller or 1), group.sparsity))
     return max(known, key=lambda group: (group.mean("accuracy") or 0, group.sparsity))
 
 

@@ -144,8 +144,20 @@ def versions() -> dict[str, str]:
         "torch": torch.__version__,
         "python": platform.python_version(),
         "machine": platform.machine(),
+        "processor": _processor(),
         "threads": str(torch.get_num_threads()),
     }
+
+
+@functools.cache
+def _processor() -> str:
+    """The processor's own name where the system tells it."""
+    try:
+        with open("/proc/cpuinfo") as lines:
+            names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    except OSError:
+        names = []
+    return names[0] if names else platform.processor() or "unknown"
 
 
 def settle(seed: int) -> None:

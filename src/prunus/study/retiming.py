@@ -16,6 +16,8 @@ def retime(cells: Sequence[Cell], store: Store, show: Callable[[Cell, float], No
     What runs is the dense network under the cell's masks: times depend on which weights are left, not on their values,
     so a fine-tune need not be repeated.
     """
+    from prunus.study.measure import versions
+
     results = {result.key: result for result in store.results() if result.status == "done"}
     count = 0
     for cell in cells:
@@ -23,7 +25,7 @@ def retime(cells: Sequence[Cell], store: Store, show: Callable[[Cell, float], No
         if result is None or result.record.get("speedup") is None:
             continue
         record: dict[str, Any] = {**result.record, "layers": [dict(layer) for layer in result.record["layers"]]}
-        record |= _times(cell, store, record["layers"])
+        record |= _times(cell, store, record["layers"]) | {"versions": versions()}
         store.add(cell, record, seconds=result.seconds)
         count += 1
         if show is not None:
