@@ -77,7 +77,8 @@ def accuracies(
         return {level.density: 100.0 * float(level.history[-1].test_accuracy or 0.0) for level in levels[1:]}
     found = {}
     for number in range(1, scale.rounds + 1):
-        masks = find_masks(model, 1 - (1 - scale.rate) ** number, score="random", seed=seed)
+        # A seed of its own: uniform weights and uniform scores of one seed are the same numbers.
+        masks = find_masks(model, 1 - (1 - scale.rate) ** number, score="random", seed=seed + 1000 * number)
         rescale = method == "random rescaled"
         found[1 - masks.sparsity] = trained_under(model, masks, pair, scale.length, config, rescale)
     return found
