@@ -201,7 +201,7 @@ def test_hovering_choosing_and_the_other_theme(chromium: Any, page: Path) -> Non
         assert "accuracy" in (tab.text_content("#plot-accuracy .hoverlayer") or "")
         before = tab.inner_text("#layer-table")
         assert tab.locator("#masks canvas").count() == 2
-        tab.locator(".panel:not([hidden]) .numbers tbody tr").nth(2).click()
+        tab.locator(".panel:not([hidden]) .numbers tbody tr:not(.chosen)").first.click()
         assert tab.inner_text("#layer-table") != before
         assert tab.locator(".numbers tr.chosen").count() == 1
         paper = tab.evaluate("getComputedStyle(document.body).backgroundColor")
