@@ -115,3 +115,14 @@ def test_dropout_and_batch_norm_are_left_as_they_were() -> None:
     )
     assert torch.equal(random_state, torch.random.get_rng_state())
     assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+
+
+@pytest.mark.parametrize("seed", [0, 1, 7])
+def test_a_random_mask_knows_nothing_of_weights_drawn_with_the_same_seed(seed: int) -> None:
+    """Kept weights have mean zero within 5 standard errors (false alarms below 1e-6 a layer)."""
+    model = prunus.models.make("fc:400-300-200-10", seed=seed)
+    masks = prunus.find_masks(model, 0.7, score="random", seed=seed)
+    weights = dict(model.named_parameters())
+    for name, mask in masks.items():
+        kept = weights[name].detach()[mask]
+        assert abs(float(kept.mean())) <= 5 * float(kept.std()) / kept.numel() ** 0.5, name
