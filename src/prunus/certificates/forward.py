@@ -102,6 +102,7 @@ class _Room:
             best = min(fitting, key=Tensor.numel)
             self._free = [part for part in self._free if part is not best]
         else:
+            self._free.clear()  # all too small, and what comes needs more rather than less
             best = torch.empty(entries + entries // 8, dtype=torch.float64)
         self._taken[best.data_ptr()] = best
         return best[:entries].reshape(count, *shape)
