@@ -109,9 +109,8 @@ std::vector<float> padded_conv(const Level &level, const Packed &p, Conv c, cons
     };
     std::unique_ptr<float[]> padded_x;
     const float *from = x.at.get();
-    const bool whole = c.channels < p.bank || c.channels % p.bank == 0;
-    if (c.stride_y == 1 && c.stride_x == 1 && c.pad_y == c.pad_x && whole && w <= c.width + c.pad_x && draw(0, 1)) {
-        c.in = layout(c.pad_x, c.height, c.width);
+    if (draw(0, 1)) {  // zeros that are the convolution's own, so that it reads in place, or others
+        c.in = layout(c.pad_x && draw(0, 1) ? c.pad_x : draw(1, 3), c.height, c.width);
         padded_x.reset(new float[size_t(c.batch * c.channels * c.in.plane)]());
         for (int64_t k = 0; k < c.batch * c.channels; ++k)
             for (int64_t i = 0; i < c.height * c.width; ++i)

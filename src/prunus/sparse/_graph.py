@@ -5,16 +5,18 @@ Models that `torch.fx` cannot trace keep their batch norms and activations; thei
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections import Counter
-from typing import Any
+from collections.abc import Callable
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional
 
-from prunus.sparse._arena import Arena, assign_places
 from prunus.sparse._modules import BalancedLinear, PackedModule, SparseConv2d
+from prunus.sparse._region import with_regions
 
 _RELU_FUNCTIONS = (functional.relu, torch.relu, torch.relu_)
 _ADD_FUNCTIONS = (operator.add, operator.iadd, torch.add)
@@ -63,6 +65,39 @@ def folded(conv: nn.Conv2d, norm: nn.BatchNorm2d) -> tuple[Tensor, Tensor]:
     return weight.float().detach(), bias.float().detach()
 
 
+class FusedGraph(fx.GraphModule):
+    """A graph that runs its regions by one call each where nothing is traced and no gradient is wanted.
+
+    What is traced, exported or differentiated is the plain graph of registered operators.
+    """
+
+    _quick: ClassVar[Callable[..., Any] | None]
+
+    def recompile(self) -> Any:
+        code = super().recompile()
+        kind = type(self)  # fx makes a class for every graph
+        kind.forward = _quick_or(kind.forward)  # type: ignore[method-assign]
+        kind._quick = None
+        return code
+
+
+def _quick_or(plain: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(plain)
+    def forward(self: FusedGraph, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling() or torch.is_grad_enabled() or torch.jit.is_tracing():
+            return plain(self, *args, **kwargs)
+        if not all(type(x) is Tensor for x in args):
+            return plain(self, *args, **kwargs)
+        kind = type(self)
+        if kind._quick is None:
+            graph = with_regions(self.graph, dict(self.named_modules()))
+            # Only the code is wanted: it runs on this module, whose layers it looks up as they stand.
+            kind._quick = plain if graph is None else type(fx.GraphModule(self, graph)).forward
+        return kind._quick(self, *args, **kwargs)
+
+    return forward
+
+
 def fuse(model: nn.Module) -> nn.Module:
     """The same model as a graph in which ReLUs, and sums before them, run inside the packed layer they follow.
 
@@ -80,32 +115,9 @@ def fuse(model: nn.Module) -> nn.Module:
     for node in list(graph.nodes):
         if _is_relu(node, modules):
             _fuse_relu(graph, node, modules, calls)
-    _arrange(graph, modules, calls)
     graph.lint()
-    result = fx.GraphModule(model, graph, class_name=type(model).__name__)
+    result = FusedGraph(model, graph, class_name=type(model).__name__)
     return result.train(model.training)
-
-
-def _arrange(graph: fx.Graph, modules: dict[str, nn.Module], calls: Counter[Any]) -> None:
-    """How results pass between packed convolutions: with the zeros the reader needs, in memory that is used again.
-
-    A result stays in the arena only if nothing but packed convolutions, which write elsewhere, ever reads it.
-    """
-    order = {node: number for number, node in enumerate(graph.nodes)}
-    arena, inside, lives = Arena(), [], []
-    for node in graph.nodes:
-        module = modules.get(str(node.target)) if node.op == "call_module" else None
-        if not isinstance(module, SparseConv2d) or calls[node.target] != 1:
-            continue
-        readers = [modules.get(str(user.target)) if user.op == "call_module" else None for user in node.users]
-        convs = [reader for reader in readers if isinstance(reader, SparseConv2d)]
-        wanted = {conv.geometry.in_place for conv in convs} - {-1}
-        module.halo = wanted.pop() if len(wanted) == 1 else 0
-        if module.halo and len(convs) == len(readers):
-            inside.append(module)
-            lives.append((order[node], max(order[user] for user in node.users)))
-    for module, place in zip(inside, assign_places(lives)):
-        module.arena, module.place = arena, place
 
 
 def _is_relu(node: fx.Node, modules: dict[str, nn.Module]) -> bool:

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from prunus.errors import BadInput
 from prunus.sparse import _ops
-from prunus.sparse._arena import Arena
 from prunus.sparse._geometry import Geometry
 from prunus.sparse._packed import Packed, pack
 
@@ -47,7 +46,7 @@ class PackedModule(nn.Module):
 
     def plain(self, x: Any) -> bool:
         """Whether the kernel may be called at once: a real tensor, nothing traced, no gradient wanted."""
-        if type(x) is not Tensor or torch.compiler.is_compiling():
+        if type(x) is not Tensor or torch.compiler.is_compiling() or torch.jit.is_tracing():
             return False
         if not torch.is_grad_enabled():
             return True
@@ -133,9 +132,6 @@ class SparseConv2d(PackedModule):
     def __init__(self, packed: Packed, geometry: Geometry, bias: Tensor | None = None, relu: bool = False) -> None:
         super().__init__(packed, bias)
         self.geometry, self.relu = geometry, relu
-        # Set inside a fused graph: zeros to write around the result, and where to put it.
-        self.halo, self.place = 0, 0
-        self.arena: Arena | None = None
         if packed.rows != geometry.outputs or packed.cols != geometry.columns(packed.bank):
             raise BadInput(f"A packed matrix of {packed.rows} x {packed.cols} does not fit the convolution {geometry}.")
 
@@ -155,8 +151,7 @@ class SparseConv2d(PackedModule):
 
     def forward(self, x: Tensor, other: Tensor | None = None) -> Tensor:
         if self.plain(x) and (other is None or self.plain(other)):
-            where = (self.halo, self.arena, self.place)
-            return _ops.run_conv2d(self.packed, self.geometry, x, self._parameters["bias"], other, self.relu, where)
+            return _ops.run_conv2d(self.packed, self.geometry, x, self._parameters["bias"], other, self.relu)
         numbers = self.geometry.numbers()
         return torch.ops.prunus.sparse_conv2d(
             x, self.bias, other, self.tensors(), self.rows, self.cols, self.bank, self.relu, numbers

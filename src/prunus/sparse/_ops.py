@@ -7,7 +7,6 @@ matrix.
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import torch
@@ -16,9 +15,8 @@ from torch.nn import functional
 from torch.nn.grad import conv2d_input
 
 from prunus.errors import BadInput
-from prunus.sparse._arena import Arena
 from prunus.sparse._geometry import Geometry
-from prunus.sparse._packed import Packed, kernels
+from prunus.sparse._packed import Packed
 
 AUTOMATIC, PERMUTE, TILE = 0, 1, 2
 
@@ -111,30 +109,6 @@ def _(grad: Tensor, tensors: list[Tensor], rows: int, cols: int, bank: int) -> T
 # ------------------------------------------------------------------------------------------------------- convolutions
 
 
-_HALO = "_prunus_halo"  # on a tensor that a sparse convolution wrote with zeros around every image
-
-
-@functools.cache
-def _contiguous() -> Any:
-    return kernels().Layout(0, 0, 0)
-
-
-@functools.lru_cache(maxsize=4096)
-def _padded(halo: int, height: int, width: int) -> Any:
-    """The layout of images with `halo` zeros around them; rows share theirs, and the end may be read past a little."""
-    pitch = width + halo
-    plane = -(-((height + 2 * halo) * pitch + halo + 32) // 16) * 16
-    return kernels().Layout(halo, pitch, plane)
-
-
-def _image(x: Tensor, layout: Any) -> tuple[Tensor, int, Any]:
-    """A tensor to hold on to, the address where its images begin, and their layout."""
-    if layout is not None:
-        return x, x.data_ptr() - 4 * layout.pad * (layout.pitch + 1), layout
-    x = x.contiguous()
-    return x, x.data_ptr(), _contiguous()
-
-
 def run_conv2d(
     packed: Packed,
     geometry: Geometry,
@@ -142,72 +116,33 @@ def run_conv2d(
     bias: Tensor | None = None,
     other: Tensor | None = None,
     relu: bool = False,
-    where: tuple[int, Arena | None, int] = (0, None, 0),
 ) -> Tensor:
-    """act(conv(x) + bias + other), x (n, inputs, h, w) -> (n, outputs, h', w'), float32. No gradients.
-
-    `where` is (halo, arena, place): with a halo the result is a view into memory with that many zeros around every
-    image, so that the next sparse convolution can read it in place; with an arena this memory is used again later.
-    """
-    halo, arena, place = where
+    """act(conv(x) + bias + other), x (n, inputs, h, w) -> (n, outputs, h', w'), float32. No gradients."""
     height, width = check_image(geometry, x)
     batch, channels, *pixels = x.shape
-    outputs = geometry.outputs
-    if other is not None and (other.shape != (batch, outputs, height, width) or other.dtype != torch.float32):
-        wanted = (batch, outputs, height, width)
-        raise BadInput(f"What is added must be float32 of shape {wanted}, not {other.dtype} {tuple(other.shape)}.")
+    shape = (batch, geometry.outputs, height, width)
+    if other is not None:
+        check_added(shape, other)
     layer = packed.layer
     if layer is None:
         return _dense_conv2d(packed, geometry, x, bias, other, relu)
-    known = getattr(x, _HALO, None)
-    readable = known is not None and known.pad == geometry.in_place and width <= known.pitch
-    x, source, layout = _image(x, known if readable and channels % packed.bank in (0, channels) else None)
-    added, added_layout = 0, layout
-    if other is not None:
-        other, added, added_layout = _image(other, getattr(other, _HALO, None))
-    out, destination, target = _result((batch, outputs, height, width), halo, arena, place)
+    x = x.contiguous()
+    other = None if other is None else other.contiguous()
+    out = torch.empty(shape)
     layer.conv(
-        source,
-        destination,
+        x.data_ptr(),
+        out.data_ptr(),
         0 if bias is None else bias.data_ptr(),
         0 if packed.scale is None else packed.scale.data_ptr(),
-        added,
+        0 if other is None else other.data_ptr(),
         relu,
         torch.get_num_threads(),
         batch,
         channels,
         *pixels,
         geometry.sizes.data_ptr(),
-        layout,
-        target,
-        added_layout,
     )
     return out
-
-
-def _result(shape: tuple[int, ...], halo: int, arena: Arena | None, place: int) -> tuple[Tensor, int, Any]:
-    """A tensor for the result, the address where its images begin, and their layout."""
-    if not halo:
-        out = torch.empty(shape)
-        return out, out.data_ptr(), _contiguous()
-    if arena is not None:
-        known = arena.views(place).get((shape, halo))
-        if known is not None:
-            return known
-    batch, outputs, height, width = shape
-    target = _padded(halo, height, width)
-    size = batch * outputs * target.plane
-    buffer = torch.empty(size) if arena is None else arena.take(place, size)
-    strides = (outputs * target.plane, target.plane, target.pitch, 1)
-    out = buffer.as_strided(shape, strides, halo * (target.pitch + 1))
-    setattr(out, _HALO, target)
-    found = (out, buffer.data_ptr(), target)
-    if arena is not None:
-        views = arena.views(place)
-        if len(views) > 64:  # images of ever new sizes
-            views.clear()
-        views[shape, halo] = found
-    return found
 
 
 def _dense_conv2d(
@@ -230,6 +165,12 @@ def check_image(geometry: Geometry, x: Tensor) -> tuple[int, int]:
     if height < 1 or width < 1:
         raise BadInput(f"Images of {x.shape[2]} x {x.shape[3]} pixels are smaller than the kernel {geometry.kernel}.")
     return height, width
+
+
+def check_added(shape: tuple[int, ...], other: Tensor) -> None:
+    """Whether `other` can be added to a result of this shape."""
+    if tuple(other.shape) != shape or other.dtype != torch.float32:
+        raise BadInput(f"What is added must be float32 of shape {shape}, not {other.dtype} {tuple(other.shape)}.")
 
 
 @torch.library.custom_op("prunus::sparse_conv2d", mutates_args=())

@@ -6,10 +6,10 @@
 // are counted over whole plane rows, and the few between two rows of the image are computed and dropped. With stride one
 // the padding on the right of a row is that on the left of the next. A 1x1 convolution reads the image itself.
 #include <algorithm>
-#include <cstring>
 
+#include "conv.h"
+#include "image.h"
 #include "pool.h"
-#include "run.h"
 
 namespace prunus {
 namespace kernels {
@@ -17,16 +17,6 @@ namespace {
 
 constexpr int64_t block_bytes = 20 << 10;
 constexpr int64_t work_per_thread = 100000;
-
-struct Geometry {
-    int64_t out_h, out_w, taps;
-    int64_t phases_y, phases_x;    // phases of the stride that some tap reads
-    int64_t pitch, plane_rows, plane;  // floats between rows, rows, floats between planes
-    int64_t pixels;                // counted over whole rows
-    int64_t channels;              // planes of one phase: channels, rounded up to whole banks
-    bool direct;                   // the image itself serves as planes
-    bool by_row;                   // registers never cross from one row of the output to the next
-};
 
 int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -36,23 +26,24 @@ Geometry geometry(const Level &level, const Packed &p, const Conv &c) {
     const int64_t reach_y = c.dilation_y * (c.kernel_y - 1), reach_x = c.dilation_x * (c.kernel_x - 1);
     g.phases_y = std::min(c.stride_y, reach_y + 1), g.phases_x = std::min(c.stride_x, reach_x + 1);
     const int64_t shift_y = reach_y / c.stride_y, shift_x = reach_x / c.stride_x;
-    g.pitch = c.stride_x == 1 ? std::max(c.width + c.pad_x, g.out_w) : g.out_w + shift_x;
+    const bool whole = c.channels < p.bank || c.channels % p.bank == 0, single = c.stride_y == 1 && c.stride_x == 1;
     g.plane_rows = g.out_h + shift_y;
-    g.pixels = (g.out_h - 1) * g.pitch + g.out_w;
-    const int64_t whole = level.width * level.max_vectors;
-    g.direct = g.taps == 1 && c.stride_y == 1 && c.stride_x == 1 && c.pad_y == 0 && c.pad_x == 0 && g.pixels >= whole &&
-               (c.channels < p.bank || c.channels % p.bank == 0);
-    const bool padded = c.in.plane > 0;
-    g.direct = g.direct && !padded;
-    g.by_row = !g.direct && g.out_w % level.width == 0;
-    g.channels = g.direct || c.channels < p.bank ? c.channels : divide_up(c.channels, p.bank) * p.bank;
-    const int64_t readable = divide_up(g.pixels, level.width) * level.width + shift_y * g.pitch + shift_x;
-    if (padded) {
+    // An image with the convolution's own zeros around it needs no copy.
+    if (c.in.plane && single && whole && c.in.pad == c.pad_y && c.in.pad == c.pad_x && g.out_w <= c.in.pitch) {
         g.pitch = c.in.pitch, g.plane = c.in.plane, g.channels = c.channels;
         g.pixels = (g.out_h - 1) * g.pitch + g.out_w;
+        g.in_place = true, g.by_row = g.out_w % level.width == 0;
         return g;
     }
-    g.plane = g.direct ? g.pixels : divide_up(std::max(readable, g.plane_rows * g.pitch + c.pad_x), 16) * 16;
+    g.pitch = c.stride_x == 1 ? std::max(c.width + c.pad_x, g.out_w) : g.out_w + shift_x;
+    g.pixels = (g.out_h - 1) * g.pitch + g.out_w;
+    // Nor does a 1x1 convolution without padding.
+    g.in_place = !c.in.plane && g.taps == 1 && single && whole && c.pad_y == 0 && c.pad_x == 0 &&
+                 g.pixels >= level.width * level.max_vectors;
+    g.by_row = !g.in_place && g.out_w % level.width == 0;
+    g.channels = g.in_place || c.channels < p.bank ? c.channels : divide_up(c.channels, p.bank) * p.bank;
+    const int64_t readable = divide_up(g.pixels, level.width) * level.width + shift_y * g.pitch + shift_x;
+    g.plane = g.in_place ? g.pixels : divide_up(std::max(readable, g.plane_rows * g.pitch + c.pad_x), 16) * 16;
     return g;
 }
 
@@ -85,187 +76,161 @@ void copy_row(const Level &level, const Conv &c, const float *from, int64_t phas
     }
 }
 
-void make_planes(const Level &level, const Geometry &g, const Conv &c, const float *image, int64_t channel, float *planes) {
-    const float *from = image + channel * c.height * c.width;
-    for (int64_t py = 0; py < g.phases_y; ++py)
-        for (int64_t px = 0; px < g.phases_x; ++px) {
-            float *plane = planes + ((py * g.phases_x + px) * g.channels + channel) * g.plane;
-            for (int64_t i = 0; i < g.plane_rows; ++i) {
-                const int64_t y = i * c.stride_y + py - c.pad_y;
-                float *row = plane + i * g.pitch;
-                if (y >= 0 && y < c.height && channel < c.channels)  // those that fill up the last bank stay zero
-                    copy_row(level, c, from + y * c.width, px, g.pitch, row);
+}  // namespace
+
+ConvJob::ConvJob(const Level &level, const Packed &p, const Conv &c, const Finish &f, bool keep)
+    : level_(level), p_(p), c_(c), f_(f), g_(geometry(level, p, c)) {
+    decode(keep);
+    cut(keep);
+}
+
+void *ConvJob::take(bool keep, int slot, int64_t bytes) {
+    if (!keep) return scratch(slot, bytes + 64);
+    std::unique_ptr<char[]> &mine = kept_[slot - 3];
+    mine.reset(new char[size_t(bytes + 128)]);
+    return reinterpret_cast<void *>((reinterpret_cast<uintptr_t>(mine.get()) + 63) / 64 * 64);
+}
+
+void ConvJob::decode(bool keep) {
+    const bool table = c_.channels < p_.bank;
+    const int64_t banks = p_.banks(), weights = p_.slot_start[p_.groups] * lanes;
+    uint32_t *base = static_cast<uint32_t *>(take(false, 3, banks * (table ? p_.bank : 1) * int64_t(sizeof(uint32_t))));
+    for (int64_t i = 0; i < (table ? p_.cols : banks); ++i) {
+        const int64_t tap = table ? i / c_.channels : i % g_.taps;
+        const int64_t channel = table ? i % c_.channels : i / g_.taps * p_.bank;
+        base[i] = uint32_t(tap_offset(g_, c_, tap / c_.kernel_x, tap % c_.kernel_x) + channel * g_.plane);
+    }
+    const Columns columns = {base, uint32_t(g_.plane), table ? base : nullptr};
+    uint32_t *offsets = static_cast<uint32_t *>(take(keep, 5, weights * int64_t(sizeof(uint32_t))));
+    float *decoded = nullptr;
+    if (p_.kind != Values::f32) decoded = static_cast<float *>(take(keep, 6, weights * int64_t(sizeof(float))));
+    for (int64_t q = 0; q < p_.groups; ++q) {
+        const int64_t at = p_.slot_start[q] * lanes;
+        level_.decode(p_, columns, q, 0, p_.slots(q), offsets + at);
+        if (decoded) level_.values(p_, q, 0, p_.slots(q), decoded + at);
+    }
+    offsets_ = offsets;
+    values_ = decoded ? decoded : static_cast<const float *>(p_.values);
+}
+
+void ConvJob::cut(bool keep) {
+    const int64_t tile = level_.width * level_.max_vectors;
+    const int64_t bytes = c_.kernel_y * (tile + c_.kernel_x * c_.dilation_x + 16) * int64_t(sizeof(float));
+    const int64_t banks = p_.banks();
+    const int64_t step = c_.channels < p_.bank ? banks : g_.taps * std::max<int64_t>(1, block_bytes / (p_.bank * bytes));
+    blocks_ = std::max<int64_t>(1, divide_up(banks, step));
+    int64_t *cuts = static_cast<int64_t *>(take(keep, 4, p_.groups * (blocks_ + 1) * int64_t(sizeof(int64_t))));
+    for (int64_t q = 0; q < p_.groups; ++q) {
+        const int32_t *schedule = p_.schedule + p_.schedule_start[q];
+        int64_t *out = cuts + q * (blocks_ + 1), s = 0;
+        for (int64_t b = 0; b < blocks_; ++b) {
+            out[b] = s;
+            while (s < p_.slots(q) && schedule[s] < (b + 1) * step) ++s;
+        }
+        out[blocks_] = p_.slots(q);
+    }
+    cuts_ = cuts;
+}
+
+int64_t ConvJob::work() const { return (p_.slot_start[p_.groups] * lanes + p_.rows + c_.channels) * g_.pixels; }
+int64_t ConvJob::in_size() const { return c_.channels * plane_size(c_.in, c_.height, c_.width); }
+int64_t ConvJob::out_size() const { return p_.rows * plane_size(c_.out, g_.out_h, g_.out_w); }
+int64_t ConvJob::other_size() const { return p_.rows * plane_size(c_.other, g_.out_h, g_.out_w); }
+
+void ConvJob::make_plane(const float *x, int64_t channel, float *planes) const {
+    const float *from = x + channel * plane_size(c_.in, c_.height, c_.width);
+    for (int64_t py = 0; py < g_.phases_y; ++py)
+        for (int64_t px = 0; px < g_.phases_x; ++px) {
+            float *plane = planes + ((py * g_.phases_x + px) * g_.channels + channel) * g_.plane;
+            for (int64_t i = 0; i < g_.plane_rows; ++i) {
+                const int64_t y = i * c_.stride_y + py - c_.pad_y;
+                float *row = plane + i * g_.pitch;
+                if (y >= 0 && y < c_.height && channel < c_.channels)  // those that fill up the last bank stay zero
+                    copy_row(level_, c_, from + pixel(c_.in, c_.width, y, 0), px, g_.pitch, row);
                 else
-                    std::fill(row, row + g.pitch, 0.0f);
+                    std::fill(row, row + g_.pitch, 0.0f);
             }
-            std::fill(plane + g.plane_rows * g.pitch, plane + g.plane, 0.0f);
+            std::fill(plane + g_.plane_rows * g_.pitch, plane + g_.plane, 0.0f);
         }
 }
 
-// Everything about a layer that does not change from tile to tile, decoded once for the call.
-struct Job {
-    const Level &level;
-    const Packed &p;
-    const Conv &c;
-    const Finish &f;
-    Geometry g;
-    uint32_t *offsets;
-    const float *values;
-    int64_t *cuts;  // [groups][blocks + 1]: which slots of a group belong to a block of channels
-    int64_t blocks;
+int64_t ConvJob::vectors() const { return divide_up(g_.by_row ? g_.out_h * g_.out_w : g_.pixels, level_.width); }
+int64_t ConvJob::tiles() const { return divide_up(vectors(), level_.max_vectors); }
 
-    Job(const Level &level, const Packed &p, const Conv &c, const Finish &f)
-        : level(level), p(p), c(c), f(f), g(geometry(level, p, c)) {
-        const bool table = c.channels < p.bank;
-        const int64_t banks = p.banks(), slots = p.slot_start[p.groups];
-        uint32_t *base = static_cast<uint32_t *>(scratch(3, (banks * (table ? p.bank : 1) + 1) * int64_t(sizeof(uint32_t))));
-        for (int64_t i = 0; i < (table ? p.cols : banks); ++i) {
-            const int64_t tap = table ? i / c.channels : i % g.taps;
-            const int64_t channel = table ? i % c.channels : i / g.taps * p.bank;
-            base[i] = uint32_t(tap_offset(g, c, tap / c.kernel_x, tap % c.kernel_x) + channel * g.plane);
+void ConvJob::run_tile(int64_t tile, const float *planes, const float *other, float *y) const {
+    const int64_t v0 = vectors() * tile / tiles(), v1 = vectors() * (tile + 1) / tiles(), width = level_.width;
+    const int64_t ld = (v1 - v0) * width;
+    const float *parts[max_parts];
+    const int64_t plane = plane_size(c_.out, g_.out_h, g_.out_w), other_plane = plane_size(c_.other, g_.out_h, g_.out_w);
+    Direct end = {{}, {}, plane, other_plane, f_.scale, f_.bias, f_.relu};
+    Run *runs = nullptr;
+    int64_t count = 0;
+    if (g_.by_row) {
+        for (int64_t v = v0; v < v1; ++v) {
+            const int64_t row = v * width / g_.out_w, column = v * width % g_.out_w;
+            parts[v - v0] = planes + row * g_.pitch + column;
+            end.out[v - v0] = y + pixel(c_.out, g_.out_w, row, column);
+            end.other[v - v0] = other ? other + pixel(c_.other, g_.out_w, row, column) : nullptr;
         }
-        const Columns columns = {base, uint32_t(g.plane), table ? base : nullptr};
-        offsets = static_cast<uint32_t *>(scratch(5, slots * lanes * int64_t(sizeof(uint32_t)) + 64));
-        float *decoded = p.kind == Values::f32 ? nullptr
-                                               : static_cast<float *>(scratch(6, slots * lanes * int64_t(sizeof(float)) + 64));
-        for (int64_t q = 0; q < p.groups; ++q) {
-            const int64_t at = p.slot_start[q] * lanes;
-            level.decode(p, columns, q, 0, p.slots(q), offsets + at);
-            if (decoded) level.values(p, q, 0, p.slots(q), decoded + at);
+    } else {
+        const int64_t first = v0 * width, last = std::min(v1 * width, g_.pixels);
+        const bool bare = g_.in_place && !c_.in.plane;
+        const int64_t start = bare ? std::min(first, g_.pixels - ld) : first;  // never read past the image
+        for (int64_t v = 0; v < v1 - v0; ++v) parts[v] = planes + start + v * width;
+        runs = static_cast<Run *>(scratch(7, (ld + 2) * int64_t(sizeof(Run))));
+        count = flat_runs(start, first, last, runs);
+    }
+    float *acc = static_cast<float *>(scratch(1, p_.groups * lanes * ld * int64_t(sizeof(float))));
+    for (int64_t b = 0; b < blocks_; ++b)
+        for (int64_t q = 0; q < p_.groups; ++q) {
+            const int64_t *cut = cuts_ + q * (blocks_ + 1) + b;
+            const bool last_block = b == blocks_ - 1;
+            if (cut[0] == cut[1] && b > 0 && !(last_block && g_.by_row)) continue;
+            const int64_t at = (p_.slot_start[q] + cut[0]) * lanes, rows = std::min(lanes, p_.rows - q * lanes);
+            level_.tile({parts, acc + q * lanes * ld, b == 0, cut[1] - cut[0], rows, q * lanes, int(v1 - v0), offsets_ + at,
+                         values_ + at, last_block && g_.by_row ? &end : nullptr});
         }
-        values = decoded ? decoded : static_cast<const float *>(p.values);
-        cut(table);
+    if (!g_.by_row) level_.finish({acc, ld, p_.rows, plane, other_plane, runs, count, f_.scale, f_.bias, other, f_.relu, y});
+}
+
+// Which pixels of a tile are real, where pixels are counted over whole plane rows.
+int64_t ConvJob::flat_runs(int64_t start, int64_t first, int64_t last, Run *runs) const {
+    int64_t count = 0;
+    for (int64_t at = first; at < last; at = (at / g_.pitch + 1) * g_.pitch) {
+        const int64_t row = at / g_.pitch, column = at % g_.pitch;
+        if (column >= g_.out_w) continue;
+        const int64_t length = std::min(last, row * g_.pitch + g_.out_w) - at;
+        runs[count++] = {at - start, pixel(c_.out, g_.out_w, row, column), pixel(c_.other, g_.out_w, row, column), length};
     }
+    return count;
+}
 
-    void cut(bool table) {
-        const int64_t tile = level.width * level.max_vectors;
-        const int64_t bytes = c.kernel_y * (tile + c.kernel_x * c.dilation_x + 16) * int64_t(sizeof(float));
-        const int64_t banks = p.banks();
-        const int64_t step = table ? banks : g.taps * std::max<int64_t>(1, block_bytes / (p.bank * bytes));
-        blocks = std::max<int64_t>(1, divide_up(banks, step));
-        cuts = static_cast<int64_t *>(scratch(4, p.groups * (blocks + 1) * int64_t(sizeof(int64_t)) + 64));
-        for (int64_t q = 0; q < p.groups; ++q) {
-            const int32_t *schedule = p.schedule + p.schedule_start[q];
-            int64_t *out = cuts + q * (blocks + 1), s = 0;
-            for (int64_t b = 0; b < blocks; ++b) {
-                out[b] = s;
-                while (s < p.slots(q) && schedule[s] < (b + 1) * step) ++s;
-            }
-            out[blocks] = p.slots(q);
-        }
+void ConvJob::image(const float *x, const float *other, float *y, int threads) const {
+    threads = int(std::max<int64_t>(1, std::min<int64_t>(threads, work() / work_per_thread)));
+    clear_border(c_.out, p_.rows, g_.out_h, g_.out_w, y);
+    if (!g_.in_place) {  // the planes stay in the second-level cache
+        const int64_t bytes = g_.phases_y * g_.phases_x * g_.channels * g_.plane * int64_t(sizeof(float));
+        float *planes = static_cast<float *>(scratch(2, bytes));
+        const int64_t parts = threads > 1 ? std::min<int64_t>(g_.channels, 2 * threads) : 1;
+        parallel(threads, parts, [&](int64_t part) {
+            for (int64_t k = g_.channels * part / parts; k < g_.channels * (part + 1) / parts; ++k) make_plane(x, k, planes);
+        });
+        x = planes;
     }
-
-    int64_t vectors() const { return divide_up(g.by_row ? g.out_h * g.out_w : g.pixels, level.width); }
-    int64_t tiles() const { return divide_up(vectors(), level.max_vectors); }
-
-    void run_tile(int64_t tile, const float *planes, int64_t image, float *y) const {
-        const int64_t v0 = vectors() * tile / tiles(), v1 = vectors() * (tile + 1) / tiles(), width = level.width;
-        const int64_t ld = (v1 - v0) * width;
-        const float *parts[max_parts];
-        const int64_t plane = out_plane(c.out), other_plane = out_plane(c.other);
-        float *out = y + image * p.rows * plane;
-        const float *other = f.other ? f.other + image * p.rows * other_plane : nullptr;
-        Direct end = {{}, {}, plane, other_plane, f.scale, f.bias, f.relu};
-        Run *runs = static_cast<Run *>(scratch(7, (ld + 2) * int64_t(sizeof(Run))));
-        int64_t count = 0;
-        if (g.by_row) {
-            for (int64_t v = v0; v < v1; ++v) {
-                const int64_t row = v * width / g.out_w, column = v * width % g.out_w;
-                parts[v - v0] = planes + row * g.pitch + column;
-                end.out[v - v0] = out + place(c.out, row, column);
-                end.other[v - v0] = other ? other + place(c.other, row, column) : nullptr;
-            }
-        } else {
-            const int64_t first = v0 * width, last = std::min(v1 * width, g.pixels);
-            const int64_t start = g.direct ? std::min(first, g.pixels - ld) : first;  // never read past the image
-            for (int64_t v = 0; v < v1 - v0; ++v) parts[v] = planes + start + v * width;
-            count = flat_runs(start, first, last, runs);
-        }
-        float *acc = static_cast<float *>(scratch(1, p.groups * lanes * ld * int64_t(sizeof(float))));
-        for (int64_t b = 0; b < blocks; ++b)
-            for (int64_t q = 0; q < p.groups; ++q) {
-                const int64_t *cut = cuts + q * (blocks + 1) + b;
-                const bool last_block = b == blocks - 1;
-                if (cut[0] == cut[1] && b > 0 && !(last_block && g.by_row)) continue;
-                const int64_t at = (p.slot_start[q] + cut[0]) * lanes, rows = std::min(lanes, p.rows - q * lanes);
-                level.tile({parts, acc + q * lanes * ld, b == 0, cut[1] - cut[0], rows, q * lanes, int(v1 - v0), offsets + at,
-                            values + at, last_block && g.by_row ? &end : nullptr});
-            }
-        if (!g.by_row) level.finish({acc, ld, p.rows, plane, other_plane, runs, count, f.scale, f.bias, other, f.relu, out});
-    }
-
-    int64_t out_plane(const Layout &to) const { return to.plane ? to.plane : g.out_h * g.out_w; }
-
-    int64_t place(const Layout &to, int64_t row, int64_t column) const {
-        return to.plane ? (row + to.pad) * to.pitch + to.pad + column : row * g.out_w + column;
-    }
-
-    Run run(int64_t from, int64_t row, int64_t column, int64_t count) const {
-        return {from, place(c.out, row, column), place(c.other, row, column), count};
-    }
-
-    // Which pixels of a tile are real, where pixels are counted over whole plane rows.
-    int64_t flat_runs(int64_t start, int64_t first, int64_t last, Run *runs) const {
-        int64_t count = 0;
-        for (int64_t at = first; at < last; at = (at / g.pitch + 1) * g.pitch) {
-            const int64_t row = at / g.pitch, column = at % g.pitch;
-            if (column < g.out_w) runs[count++] = run(at - start, row, column, std::min(last, row * g.pitch + g.out_w) - at);
-        }
-        return count;
-    }
-
-    // The zeros around one image of the output.
-    void clear_padding(int64_t image, float *y) const {
-        const Layout &to = c.out;
-        if (!to.plane) return;
-        for (int64_t r = 0; r < p.rows; ++r) {
-            float *plane = y + (image * p.rows + r) * to.plane;
-            std::fill(plane, plane + place(to, 0, 0), 0.0f);
-            for (int64_t row = 0; row + 1 < g.out_h; ++row)
-                for (int64_t i = place(to, row, g.out_w); i < place(to, row + 1, 0); ++i) plane[i] = 0.0f;
-            std::fill(plane + place(to, g.out_h - 1, g.out_w), plane + to.plane, 0.0f);
-        }
-    }
-};
-
-}  // namespace
+    parallel(threads, tiles(), [&](int64_t t) { run_tile(t, x, other, y); });
+}
 
 void conv(const Level &level, const Packed &p, const Conv &c, const float *x, float *y, const Finish &f, int threads) {
     if (c.batch == 0 || p.rows == 0 || c.out_height() <= 0 || c.out_width() <= 0) return;
-    const Job job(level, p, c, f);
-    const Geometry &g = job.g;
-    const int64_t work = (p.slot_start[p.groups] * lanes + p.rows + c.channels) * g.pixels * c.batch;
-    threads = int(std::max<int64_t>(1, std::min<int64_t>(threads, work / work_per_thread)));
-    const bool in_place = g.direct || c.in.plane > 0;
-    const int64_t image_size = c.channels * (c.in.plane ? c.in.plane : c.height * c.width);
-    const int64_t bytes = g.phases_y * g.phases_x * g.channels * g.plane * int64_t(sizeof(float));
-    if (threads == 1 || c.batch >= 2 * threads) {  // an image is a task: its planes stay in the second-level cache
-        parallel(threads, c.batch, [&](int64_t n) {
-            const float *image = x + n * image_size;
-            float *planes = nullptr;
-            job.clear_padding(n, y);
-            if (!in_place) {
-                planes = static_cast<float *>(scratch(2, bytes));
-                for (int64_t k = 0; k < g.channels; ++k) make_planes(level, g, c, image, k, planes);
-            }
-            for (int64_t t = 0; t < job.tiles(); ++t) job.run_tile(t, in_place ? image : planes, n, y);
-        });
-        return;
-    }
-    for (int64_t n = 0; n < c.batch; ++n) {
-        const float *image = x + n * image_size;
-        float *planes = nullptr;
-        job.clear_padding(n, y);
-        if (!in_place) {
-            planes = static_cast<float *>(scratch(2, bytes));
-            const int64_t parts = std::min<int64_t>(g.channels, 2 * threads);
-            parallel(threads, parts, [&](int64_t part) {
-                for (int64_t k = g.channels * part / parts; k < g.channels * (part + 1) / parts; ++k)
-                    make_planes(level, g, c, image, k, planes);
-            });
-        }
-        parallel(threads, job.tiles(), [&](int64_t t) { job.run_tile(t, in_place ? image : planes, n, y); });
-    }
+    const ConvJob job(level, p, c, f, false);
+    const auto run = [&](int64_t n, int inside) {
+        job.image(x + n * job.in_size(), f.other ? f.other + n * job.other_size() : nullptr, y + n * job.out_size(), inside);
+    };
+    const int useful = int(std::max<int64_t>(1, std::min<int64_t>(threads, job.work() * c.batch / work_per_thread)));
+    if (c.batch >= 2 * useful)  // an image is a task
+        parallel(useful, c.batch, [&](int64_t n) { run(n, 1); });
+    else
+        for (int64_t n = 0; n < c.batch; ++n) run(n, useful);
 }
 
 }  // namespace kernels

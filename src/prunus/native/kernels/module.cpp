@@ -1,12 +1,16 @@
 // Bindings: addresses and sizes in, nothing of torch inside. The Python side checks types, shapes and contiguity.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
 
 #include <atomic>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "dispatch.h"
 #include "pack.h"
+#include "program.h"
 #include "run.h"
 
 namespace nb = nanobind;
@@ -52,6 +56,11 @@ T *at(uintptr_t address) {
     return reinterpret_cast<T *>(address);
 }
 
+Conv conv_of(int64_t batch, int64_t channels, int64_t height, int64_t width, uintptr_t sizes) {
+    const int64_t *s = at<const int64_t>(sizes);
+    return {batch, channels, height, width, s[0], s[1], s[2], s[3], s[4], s[5], s[6], s[7], {}, {}, {}};
+}
+
 struct Layer {
     Packed p;
 
@@ -70,14 +79,11 @@ struct Layer {
         linear(level(), p, at<const float>(x), ldx, batch, at<float>(y), finish, threads, Choice(choice));
     }
 
-    // `sizes`: kernel, stride, padding and dilation, each as a pair (y, x). The last arguments are the layouts of x, y and
-    // what is added: pad, pitch and plane, zeros for contiguous.
+    // `sizes`: kernel, stride, padding and dilation, each as a pair (y, x).
     void conv_to(uintptr_t x, uintptr_t y, uintptr_t bias, uintptr_t scale, uintptr_t other, bool relu, int threads,
-                 int64_t batch, int64_t channels, int64_t height, int64_t width, uintptr_t sizes, Layout in, Layout out,
-                 Layout added) const {
+                 int64_t batch, int64_t channels, int64_t height, int64_t width, uintptr_t sizes) const {
         nb::gil_scoped_release release;
-        const int64_t *s = at<const int64_t>(sizes);
-        const Conv c = {batch, channels, height, width, s[0], s[1], s[2], s[3], s[4], s[5], s[6], s[7], in, out, added};
+        const Conv c = conv_of(batch, channels, height, width, sizes);
         const Finish finish = {at<const float>(bias), at<const float>(scale), at<const float>(other), relu};
         conv(level(), p, c, at<const float>(x), at<float>(y), finish, threads);
     }
@@ -114,6 +120,28 @@ struct Packing {
     }
 };
 
+// Steps are added once for images of one size; the memory that layers and biases lie in must outlive the program.
+struct Steps {
+    Program program;
+
+    Steps(int64_t memory, std::vector<int64_t> sizes) : program(level(), memory, std::move(sizes)) {}
+
+    void add_conv(const Layer &layer, uintptr_t bias, uintptr_t scale, bool relu, Size size, uintptr_t sizes, Place in,
+                  Place out, const Place *other) {
+        Conv c = conv_of(1, size.channels, size.height, size.width, sizes);
+        c.in = in.layout, c.out = out.layout;
+        if (other) c.other = other->layout;
+        program.conv(layer.p, c, {at<const float>(bias), at<const float>(scale), nullptr, relu}, in, out, other);
+    }
+
+    void run(int64_t batch, const std::vector<uintptr_t> &tensors, int threads) const {
+        std::vector<float *> addresses;
+        for (uintptr_t tensor : tensors) addresses.push_back(at<float>(tensor));
+        nb::gil_scoped_release release;
+        program.run(batch, addresses, threads);
+    }
+};
+
 }  // namespace
 
 NB_MODULE(_kernels, m) {
@@ -130,11 +158,15 @@ NB_MODULE(_kernels, m) {
         nb::gil_scoped_release release;
         return level().multiply(count);
     });
-    nb::class_<Layout>(m, "Layout")
-        .def("__init__", [](Layout *self, int64_t pad, int64_t pitch, int64_t plane) { new (self) Layout{pad, pitch, plane}; })
-        .def_ro("pad", &Layout::pad)
-        .def_ro("pitch", &Layout::pitch)
-        .def_ro("plane", &Layout::plane);
+    nb::class_<Layout>(m, "Layout").def("__init__", [](Layout *self, int64_t pad, int64_t pitch, int64_t plane) {
+        new (self) Layout{pad, pitch, plane};
+    });
+    nb::class_<Size>(m, "Size").def("__init__", [](Size *self, int64_t channels, int64_t height, int64_t width) {
+        new (self) Size{channels, height, width};
+    });
+    nb::class_<Place>(m, "Place").def("__init__", [](Place *self, int base, int64_t offset, const Layout &layout) {
+        new (self) Place{base, offset, layout};
+    });
     nb::class_<Layer>(m, "Layer")
         .def(nb::init<int64_t, int64_t, int64_t, int, uintptr_t, uintptr_t, uintptr_t, uintptr_t>())
         .def("linear", &Layer::linear_to)
@@ -149,4 +181,13 @@ NB_MODULE(_kernels, m) {
         .def_prop_ro("kept", [](const Packing &p) { return p.plan.kept; })
         .def_prop_ro("finite", [](const Packing &p) { return p.plan.finite; })
         .def("fill", &Packing::fill);
+    nb::class_<Steps>(m, "Program")
+        .def(nb::init<int64_t, std::vector<int64_t>>())
+        .def("conv", &Steps::add_conv, nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(),
+             nb::arg(), nb::arg().none())
+        .def("thin", [](Steps &s, Size size, int64_t step_y, int64_t step_x, int64_t before, int64_t after, Place in,
+                        Place out) { s.program.thin(size, step_y, step_x, before, after, in, out); })
+        .def("max_pool", [](Steps &s, Size size, int64_t kernel_y, int64_t kernel_x, int64_t stride_y, int64_t stride_x,
+                            Place in, Place out) { s.program.max_pool(size, kernel_y, kernel_x, stride_y, stride_x, in, out); })
+        .def("run", &Steps::run);
 }

@@ -14,7 +14,7 @@ namespace kernels {
 namespace {
 
 constexpr int max_threads = 256;
-constexpr int scratch_slots = 8;
+constexpr int scratch_slots = 9;
 
 class Pool {
   public:

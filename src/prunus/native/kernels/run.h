@@ -35,7 +35,7 @@ struct Conv {
 
 // y (batch x rows x out_height x out_width) from x (batch x channels x height x width). The packed columns stand as
 // (block of `bank` channels, tap, channel in the block), or, where a bank is wider than all channels, as (tap, channel).
-// A padded input is read in place: the caller sees to it that its padding is the convolution's and the stride is one.
+// An input whose padding is the convolution's is read in place, where its stride is one.
 void conv(const Level &, const Packed &, const Conv &, const float *x, float *y, const Finish &, int threads);
 
 }  // namespace kernels

@@ -1,0 +1,58 @@
+// One convolution made ready for images of one size: what does not change from image to image is decoded once.
+#pragma once
+
+#include <memory>
+
+#include "run.h"
+
+namespace prunus {
+namespace kernels {
+
+// How the planes of an image are read and where its pixels lie in them.
+struct Geometry {
+    int64_t out_h, out_w, taps;
+    int64_t phases_y, phases_x;    // phases of the stride that some tap reads
+    int64_t pitch, plane_rows, plane;  // floats between rows, rows, floats between planes
+    int64_t pixels;                // counted over whole rows
+    int64_t channels;              // planes of one phase: channels, rounded up to whole banks
+    bool in_place;                 // the image itself serves as planes
+    bool by_row;                   // registers never cross from one row of the output to the next
+};
+
+class ConvJob {
+  public:
+    // `keep`: the decoded layer belongs to this object; otherwise to the calling thread, until its next convolution.
+    ConvJob(const Level &, const Packed &, const Conv &, const Finish &, bool keep);
+
+    // One image; `other` is what is added to it, or null. Its tiles are shared between `threads` threads.
+    void image(const float *x, const float *other, float *y, int threads) const;
+
+    int64_t work() const;  // multiply-adds for one image, and about as much for each pixel moved
+    int64_t in_size() const;
+    int64_t out_size() const;
+    int64_t other_size() const;
+
+  private:
+    const Level &level_;
+    const Packed p_;
+    const Conv c_;
+    const Finish f_;
+    const Geometry g_;
+    const uint32_t *offsets_;
+    const float *values_;
+    const int64_t *cuts_;  // [groups][blocks + 1]: which slots of a group belong to a block of channels
+    int64_t blocks_;
+    std::unique_ptr<char[]> kept_[4];
+
+    void *take(bool keep, int slot, int64_t bytes);
+    void decode(bool keep);
+    void cut(bool keep);
+    void make_plane(const float *x, int64_t channel, float *planes) const;
+    int64_t vectors() const;
+    int64_t tiles() const;
+    void run_tile(int64_t tile, const float *planes, const float *other, float *y) const;
+    int64_t flat_runs(int64_t start, int64_t first, int64_t last, Run *runs) const;
+};
+
+}  // namespace kernels
+}  // namespace prunus

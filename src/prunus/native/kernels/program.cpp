@@ -1,0 +1,114 @@
+#include "program.h"
+
+#include "image.h"
+#include "pool.h"
+
+namespace prunus {
+namespace kernels {
+namespace {
+
+constexpr int memory_slot = 8;
+constexpr int64_t work_per_thread = 100000;
+
+// A block of planes: where it begins, how it lies, and its sizes.
+struct Planes {
+    float *at;
+    Layout layout;
+    int64_t height, width;
+
+    float *row(int64_t channel, int64_t y) const {
+        return at + channel * plane_size(layout, height, width) + pixel(layout, width, y, 0);
+    }
+    void clear(int64_t channel) const {
+        for (int64_t y = 0; y < height; ++y) std::fill(row(channel, y), row(channel, y) + width, 0.0f);
+    }
+};
+
+void thin_image(const Planes &from, int64_t channels, const int64_t *numbers, const Planes &to) {
+    const int64_t step_y = numbers[0], step_x = numbers[1], before = numbers[2], after = numbers[3];
+    for (int64_t k = 0; k < before; ++k) to.clear(k);
+    for (int64_t k = 0; k < channels; ++k)
+        for (int64_t y = 0; y < to.height; ++y) {
+            const float *in = from.row(k, y * step_y);
+            float *out = to.row(before + k, y);
+            for (int64_t x = 0; x < to.width; ++x) out[x] = in[x * step_x];
+        }
+    for (int64_t k = before + channels; k < before + channels + after; ++k) to.clear(k);
+}
+
+inline float larger(float a, float b) { return b > a || b != b ? b : a; }  // keeps NaN, as torch does
+
+void max_pool_image(const Planes &from, int64_t channels, const int64_t *numbers, const Planes &to) {
+    const int64_t kernel_y = numbers[0], kernel_x = numbers[1], stride_y = numbers[2], stride_x = numbers[3];
+    float *best = static_cast<float *>(scratch(7, from.width * int64_t(sizeof(float))));
+    for (int64_t k = 0; k < channels; ++k)
+        for (int64_t y = 0; y < to.height; ++y) {
+            std::copy(from.row(k, y * stride_y), from.row(k, y * stride_y) + from.width, best);
+            for (int64_t i = 1; i < kernel_y; ++i) {
+                const float *in = from.row(k, y * stride_y + i);
+                for (int64_t x = 0; x < from.width; ++x) best[x] = larger(best[x], in[x]);
+            }
+            float *out = to.row(k, y);
+            for (int64_t x = 0; x < to.width; ++x) {
+                float value = best[x * stride_x];
+                for (int64_t j = 1; j < kernel_x; ++j) value = larger(value, best[x * stride_x + j]);
+                out[x] = value;
+            }
+        }
+}
+
+}  // namespace
+
+Program::Program(const Level &level, int64_t memory, std::vector<int64_t> sizes)
+    : level_(level), memory_(memory), sizes_(std::move(sizes)) {}
+
+void Program::conv(const Packed &p, const Conv &c, const Finish &f, Place in, Place out, const Place *other) {
+    Step step = {Kind::conv, in, out, other ? *other : in, other != nullptr, {}, {}, nullptr};
+    step.job.reset(new ConvJob(level_, p, c, f, true));
+    work_ += step.job->work();
+    steps_.push_back(std::move(step));
+}
+
+void Program::thin(Size size, int64_t step_y, int64_t step_x, int64_t before, int64_t after, Place in, Place out) {
+    steps_.push_back({Kind::thin, in, out, in, false, size, {step_y, step_x, before, after}, nullptr});
+}
+
+void Program::max_pool(Size size, int64_t kernel_y, int64_t kernel_x, int64_t stride_y, int64_t stride_x, Place in, Place out) {
+    steps_.push_back({Kind::max_pool, in, out, in, false, size, {kernel_y, kernel_x, stride_y, stride_x}, nullptr});
+}
+
+void Program::image(int64_t n, const std::vector<float *> &tensors, int threads) const {
+    float *memory = static_cast<float *>(scratch(memory_slot, memory_ * int64_t(sizeof(float))));
+    const auto at = [&](const Place &place) {
+        return place.base < 0 ? memory + place.offset : tensors[size_t(place.base)] + n * sizes_[size_t(place.base)];
+    };
+    for (const Step &step : steps_) {
+        float *out = at(step.out);
+        if (step.kind == Kind::conv) {
+            step.job->image(at(step.in), step.adds ? at(step.other) : nullptr, out, threads);
+            continue;
+        }
+        const Planes from = {at(step.in), step.in.layout, step.size.height, step.size.width};
+        const int64_t *m = step.numbers, channels = step.size.channels;
+        if (step.kind == Kind::thin) {
+            const Planes to = {out, step.out.layout, (from.height + m[0] - 1) / m[0], (from.width + m[1] - 1) / m[1]};
+            clear_border(to.layout, channels + m[2] + m[3], to.height, to.width, out);
+            thin_image(from, channels, m, to);
+        } else {
+            const Planes to = {out, step.out.layout, (from.height - m[0]) / m[2] + 1, (from.width - m[1]) / m[3] + 1};
+            clear_border(to.layout, channels, to.height, to.width, out);
+            max_pool_image(from, channels, m, to);
+        }
+    }
+}
+
+void Program::run(int64_t batch, const std::vector<float *> &tensors, int threads) const {
+    const int useful = int(std::max<int64_t>(1, std::min<int64_t>(threads, work_ * batch / work_per_thread)));
+    if (batch >= 2 * useful)  // an image is a task
+        parallel(useful, batch, [&](int64_t n) { image(n, tensors, 1); });
+    else
+        for (int64_t n = 0; n < batch; ++n) image(n, tensors, useful);
+}
+
+}  // namespace kernels
+}  // namespace prunus

@@ -1,0 +1,319 @@
+"""Runs of neighbouring layers of a fused graph, executed by one call of the kernels.
+
+Called one by one, the layers of a small network cost more in calls and fresh memory than in arithmetic. A region is a
+run of packed convolutions and of what commonly stands between them (max pools, thinned shortcuts); its result is, byte
+for byte, that of the layers called one by one. It is laid out once for each size of image: every value gets a place in
+one piece of memory, used again once its last reader is done, with the zeros around it that the next convolution reads.
+The kernels then take image after image through all steps, so what passes between layers stays in the cache.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.nn import functional
+
+from prunus.sparse._modules import SparseConv2d
+from prunus.sparse._packed import Packed, kernels
+
+Shape = tuple[int, ...]  # of one image: channels, height, width
+_SIZES = 16  # sizes of image for which a region stays laid out
+
+
+@dataclass(frozen=True)
+class Step:
+    """One node. `inputs` number the values: first the region's own inputs, then the results of the steps in turn.
+
+    `numbers` are, for "thin", the steps in y and x and the zero channels before and after; for "max_pool", kernel and
+    stride.
+    """
+
+    kind: str  # "conv", "thin" or "max_pool"
+    inputs: tuple[int, ...]
+    numbers: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Laid:
+    """A region laid out for one size: the program, and what its addresses were taken from."""
+
+    program: Any
+    outputs: tuple[Shape, ...]
+    packed: tuple[Packed, ...]
+    biases: tuple[int, ...]
+
+
+class Region:
+    """Called with its convolutions and then its inputs; returns the values in `results`, or the only one."""
+
+    def __init__(self, number: int, steps: tuple[Step, ...], results: tuple[int, ...]) -> None:
+        self.__name__ = f"region_{number}"
+        self.steps, self.results = steps, results
+        self.convs = sum(step.kind == "conv" for step in steps)
+        self._laid: dict[Any, _Laid] = {}
+
+    def __call__(self, *arguments: Any) -> Any:
+        convs: Sequence[SparseConv2d] = arguments[: self.convs]
+        inputs: Sequence[Tensor] = arguments[self.convs :]
+        batch = inputs[0].shape[0] if inputs[0].dim() else 0
+        for x in inputs:
+            if x.dim() != 4 or x.shape[0] != batch or x.dtype != torch.float32 or not x.is_cpu:
+                return self.one_by_one(convs, inputs)  # which says what is wrong
+        inputs = [x.contiguous() for x in inputs]
+        laid = self._laid_out(convs, inputs)
+        if laid is None:
+            return self.one_by_one(convs, inputs)
+        out = [torch.empty((batch, *shape)) for shape in laid.outputs]
+        addresses = [x.data_ptr() for x in inputs] + [x.data_ptr() for x in out]
+        laid.program.run(batch, addresses, torch.get_num_threads())
+        return out[0] if len(out) == 1 else tuple(out)
+
+    def _laid_out(self, convs: Sequence[SparseConv2d], inputs: Sequence[Tensor]) -> _Laid | None:
+        """The layout for inputs of these sizes, or None where the layers must be called one by one."""
+        module = kernels()
+        for conv in convs:
+            if conv._forward_hooks or conv._forward_pre_hooks:
+                return None
+        key = (None if module is None else module.level(), *(x.shape[1:] for x in inputs))
+        laid = self._laid.get(key)
+        if laid is not None and _current(laid, convs):
+            return laid
+        if module is None or not all(type(conv) is SparseConv2d and conv.packed.layer is not None for conv in convs):
+            return None
+        shapes = self._shapes(convs, inputs)
+        if shapes is None:
+            return None
+        if len(self._laid) >= _SIZES:
+            self._laid.clear()
+        laid = self._laid[key] = self._lay_out(convs, shapes, len(inputs))
+        return laid
+
+    def one_by_one(self, convs: Sequence[nn.Module], inputs: Sequence[Tensor]) -> Any:
+        """The same by calling each layer: what the program must agree with."""
+        values, waiting = list(inputs), iter(convs)
+        for step in self.steps:
+            x = values[step.inputs[0]]
+            if step.kind == "conv":
+                values.append(next(waiting)(*(values[number] for number in step.inputs)))
+            elif step.kind == "thin":
+                step_y, step_x, before, after = step.numbers
+                values.append(functional.pad(x[:, :, ::step_y, ::step_x], (0, 0, 0, 0, before, after)))
+            else:
+                values.append(functional.max_pool2d(x, step.numbers[:2], step.numbers[2:]))
+        out = [values[number] for number in self.results]
+        return out[0] if len(out) == 1 else tuple(out)
+
+    def _lay_out(self, convs: Sequence[SparseConv2d], shapes: list[Shape], first: int) -> _Laid:
+        places, memory = self._places(convs, shapes, first)
+        tensors = [*range(first), *self.results]
+        program = kernels().Program(memory, [_count(shapes[value]) for value in tensors])
+        waiting = iter(convs)
+        for number, step in enumerate(self.steps, first):
+            source, target = places[step.inputs[0]], places[number]
+            size = kernels().Size(*shapes[step.inputs[0]])
+            if step.kind == "conv":
+                conv = next(waiting)
+                scale = conv.packed.scale
+                pointers = (_address(conv.bias), _address(scale))
+                other = places[step.inputs[1]] if len(step.inputs) > 1 else None
+                numbers = conv.geometry.sizes.data_ptr()
+                program.conv(conv.packed.layer, *pointers, conv.relu, size, numbers, source, target, other)
+            else:
+                getattr(program, step.kind)(size, *step.numbers, source, target)
+        packed = tuple(conv.packed for conv in convs)
+        biases = tuple(_address(conv.bias) for conv in convs)
+        outputs = tuple(shapes[value] for value in self.results)
+        return _Laid(program, outputs, packed, biases)
+
+    def _shapes(self, convs: Sequence[SparseConv2d], inputs: Sequence[Tensor]) -> list[Shape] | None:
+        """The shape of every value, for one image; None where they do not fit each other."""
+        shapes: list[Shape] = [tuple(x.shape[1:]) for x in inputs]
+        waiting = iter(convs)
+        for step in self.steps:
+            channels, height, width = shapes[step.inputs[0]]
+            if step.kind == "conv":
+                geometry = next(waiting).geometry
+                shape: Shape = (geometry.outputs, *geometry.output(height, width))
+                if channels != geometry.inputs or any(shapes[other] != shape for other in step.inputs[1:]):
+                    return None
+            elif step.kind == "thin":
+                step_y, step_x, before, after = step.numbers
+                shape = (before + channels + after, -(-height // step_y), -(-width // step_x))
+            else:
+                kernel_y, kernel_x, stride_y, stride_x = step.numbers
+                shape = (channels, (height - kernel_y) // stride_y + 1, (width - kernel_x) // stride_x + 1)
+            if min(shape) < 1:
+                return None
+            shapes.append(shape)
+        return shapes
+
+    def _places(self, convs: Sequence[SparseConv2d], shapes: list[Shape], first: int) -> tuple[list[Any], int]:
+        """Where each value lies, and the floats needed for those that stay inside."""
+        halos, ends, waiting = [0] * len(shapes), [0] * len(shapes), iter(convs)
+        wanted: list[set[int]] = [set() for _ in shapes]
+        for number, step in enumerate(self.steps, first):
+            for value in step.inputs:
+                ends[value] = number
+            if step.kind == "conv":
+                wanted[step.inputs[0]].add(next(waiting).geometry.in_place)
+        inside = [value for value in range(first, len(shapes)) if value not in self.results]
+        for value in inside:
+            asked = wanted[value] - {-1}
+            halos[value] = asked.pop() if len(asked) == 1 else 0
+        numbers = assign_places([(value, ends[value]) for value in inside])
+        sizes = [0] * (max(numbers, default=-1) + 1)
+        for value, number in zip(inside, numbers):
+            needed = (
+                _count(shapes[value])
+                if not halos[value]
+                else shapes[value][0] * _padded(halos[value], shapes[value])[2]
+            )
+            sizes[number] = max(sizes[number], -(-needed // 16) * 16)
+        starts = [sum(sizes[:number]) for number in range(len(sizes))]
+        tensors = {value: base for base, value in enumerate([*range(first), *self.results])}
+        where = dict(zip(inside, numbers))
+        module = kernels()
+        places = []
+        for value, shape in enumerate(shapes):
+            layout = module.Layout(*(_padded(halos[value], shape) if halos[value] else (0, 0, 0)))
+            inside_at = starts[where[value]] if value in where else 0
+            places.append(module.Place(tensors.get(value, -1), inside_at, layout))
+        return places, sum(sizes)
+
+
+def _current(laid: _Laid, convs: Sequence[SparseConv2d]) -> bool:
+    """Whether the addresses in the program are still those of the layers."""
+    for conv, packed, bias in zip(convs, laid.packed, laid.biases):
+        if type(conv) is not SparseConv2d or conv.packed is not packed or _address(conv._parameters["bias"]) != bias:
+            return False
+    return True
+
+
+def _address(tensor: Tensor | None) -> int:
+    return 0 if tensor is None else tensor.data_ptr()
+
+
+def _count(shape: Shape) -> int:
+    count = 1
+    for size in shape:
+        count *= size
+    return count
+
+
+def _padded(halo: int, shape: Shape) -> tuple[int, int, int]:
+    """Pad, pitch and plane of images with `halo` zeros around them; rows share theirs, and the end may be read past."""
+    _, height, width = shape
+    pitch = width + halo
+    return halo, pitch, -(-((height + 2 * halo) * pitch + halo + 32) // 16) * 16
+
+
+def assign_places(lives: list[tuple[int, int]]) -> list[int]:
+    """For values that live from a first to a last moment (both included), places that no two share while they live."""
+    places: list[int] = []
+    for number, (start, _) in enumerate(lives):
+        taken = {places[other] for other in range(number) if lives[other][1] >= start}
+        places.append(next(place for place in range(number + 1) if place not in taken))
+    return places
+
+
+# ------------------------------------------------------------------------------------------------------ in the graph
+
+
+def with_regions(graph: fx.Graph, modules: Mapping[str, nn.Module]) -> fx.Graph | None:
+    """The graph with every run of nodes that can be a region replaced by its call; None where there is none.
+
+    The call takes the convolutions as they stand in the model at that moment, so replacing one is seen.
+    """
+    runs = _runs(graph, modules)
+    if not runs:
+        return None
+    result, env = fx.Graph(), dict[fx.Node, fx.Node]()
+    last = {run[-1]: run for run in runs}
+    inside = {node for run in runs for node in run}
+    for node in graph.nodes:
+        if node in last:
+            _emit(result, env, last[node], modules, len(env))
+        elif node not in inside:
+            env[node] = result.node_copy(node, lambda old: env[old])
+    return result
+
+
+def _emit(
+    graph: fx.Graph, env: dict[fx.Node, fx.Node], run: list[fx.Node], modules: Mapping[str, nn.Module], number: int
+) -> None:
+    """Add the call of one run to the graph."""
+    members = set(run)
+    inputs = list(dict.fromkeys(source for node in run for source in node.all_input_nodes if source not in members))
+    value = {node: index for index, node in enumerate([*inputs, *run])}
+    steps, names = [], []
+    for node in run:
+        kind, numbers = _step(node, modules)  # type: ignore[misc]
+        steps.append(Step(kind, tuple(value[source] for source in node.all_input_nodes), numbers))
+        if kind == "conv":
+            names.append(str(node.target))
+    results = [node for node in run if any(user not in members for user in node.users)]
+    region = Region(number, tuple(steps), tuple(value[node] for node in results))
+    arguments = [graph.get_attr(name) for name in names] + [env[node] for node in inputs]
+    call = graph.call_function(region, tuple(arguments))
+    for index, node in enumerate(results):
+        env[node] = call if len(results) == 1 else graph.call_function(operator.getitem, (call, index))
+
+
+def _runs(graph: fx.Graph, modules: Mapping[str, nn.Module]) -> list[list[fx.Node]]:
+    runs: list[list[fx.Node]] = [[]]
+    images: set[fx.Node] = set()  # results of the current run that are known to be images
+    for node in graph.nodes:
+        found = _step(node, modules)
+        if found is None or (found[0] != "conv" and node.all_input_nodes[0] not in images):
+            if runs[-1]:
+                runs.append([])
+            images.clear()
+            continue
+        runs[-1].append(node)
+        images.add(node)
+    return [run for run in runs if any(_step(node, modules)[0] == "conv" for node in run)]  # type: ignore[index]
+
+
+def _step(node: fx.Node, modules: Mapping[str, nn.Module]) -> tuple[str, tuple[int, ...]] | None:
+    """What the node does and its numbers, or None for a node that no region takes."""
+    module = modules.get(str(node.target)) if node.op == "call_module" else None
+    if isinstance(module, SparseConv2d):
+        fits = not node.kwargs and len(node.args) == len(node.all_input_nodes) in (1, 2)
+        return ("conv", ()) if fits else None
+    if isinstance(module, nn.MaxPool2d):
+        kernel, stride = _two(module.kernel_size), _two(module.stride)
+        plain = _two(module.padding) == (0, 0) and _two(module.dilation) == (1, 1)
+        return ("max_pool", (*kernel, *stride)) if plain and not (module.ceil_mode or module.return_indices) else None
+    if node.op == "call_function" and node.target is operator.getitem:
+        return _slices(node.args[1])
+    if node.op == "call_function" and node.target is functional.pad:
+        return _channel_pad(node)
+    return None
+
+
+def _slices(index: Any) -> tuple[str, tuple[int, ...]] | None:
+    whole = slice(None)
+    if not isinstance(index, tuple) or len(index) != 4 or index[:2] != (whole, whole):
+        return None
+    steps = [part.step or 1 for part in index[2:] if isinstance(part, slice) and part == slice(None, None, part.step)]
+    fits = len(steps) == 2 and all(type(step) is int and step > 0 for step in steps)
+    return ("thin", (*steps, 0, 0)) if fits else None
+
+
+def _channel_pad(node: fx.Node) -> tuple[str, tuple[int, ...]] | None:
+    arguments: dict[str, Any] = dict(zip(("input", "pad", "mode", "value"), node.args)) | dict(node.kwargs)
+    pad = arguments.get("pad")
+    if arguments.get("mode", "constant") != "constant" or arguments.get("value") not in (None, 0, 0.0):
+        return None
+    if not isinstance(pad, (tuple, list)) or len(pad) != 6 or not all(type(size) is int and size >= 0 for size in pad):
+        return None
+    return None if any(pad[:4]) else ("thin", (1, 1, int(pad[4]), int(pad[5])))
+
+
+def _two(value: Any) -> tuple[int, int]:
+    return (value, value) if isinstance(value, int) else (value[0], value[1])

@@ -1,0 +1,235 @@
+"""Regions of fused graphs: one call gives what the layers give one by one, whatever happens to the model around it."""
+
+from __future__ import annotations
+
+import copy
+import threading
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+import prunus
+from prunus.errors import BadInput
+from prunus.sparse import SparseConv2d, compress
+from prunus.sparse._packed import kernels
+from prunus.sparse._region import Region, assign_places, with_regions
+from support import scale
+
+pytestmark = pytest.mark.skipif(kernels() is None, reason="needs the compiled kernels")
+
+
+def close(a: Tensor, b: Tensor) -> None:
+    torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+
+
+def regions(fast: nn.Module) -> list[Region]:
+    graph = with_regions(fast.graph, dict(fast.named_modules()))  # type: ignore[arg-type]
+    return [] if graph is None else [node.target for node in graph.nodes if isinstance(node.target, Region)]
+
+
+def test_values_that_live_together_never_share_a_place() -> None:
+    generator = torch.Generator().manual_seed(41)
+    for _ in range(200):
+        starts = torch.randperm(40, generator=generator)[:15].sort().values.tolist()
+        lives = [(start, start + int(torch.randint(0, 12, (1,), generator=generator))) for start in starts]
+        places = assign_places(lives)
+        most = max(sum(a <= moment <= b for a, b in lives) for moment in range(60))
+        assert max(places) + 1 == most  # and no more places than are needed at once
+        for i, (a, b) in enumerate(lives):
+            for j, (c, d) in enumerate(lives[:i]):
+                assert places[i] != places[j] or b < c or d < a
+
+
+def fused_net() -> tuple[nn.Module, nn.Module]:
+    torch.manual_seed(0)
+    model = prunus.models.make("resnet20").eval()
+    prunus.prune(model, 0.9, pattern="balanced:16", exclude=("linear",))
+    return model, compress(model, select="always", fuse=True)
+
+
+def test_a_resnet_is_one_region_and_computes_the_same() -> None:
+    model, fast = fused_net()
+    (region,) = regions(fast)
+    assert [step.kind for step in region.steps].count("conv") == 19
+    assert len(region.steps) == 23  # and two shortcuts, each a slice and a pad
+    with torch.no_grad():
+        for shape in ((2, 3, 32, 32), (1, 3, 40, 24), (3, 3, 17, 21), (0, 3, 32, 32), (2, 3, 32, 32)):
+            x = torch.randn(shape)
+            close(fast(x), model(x))
+            first = fast(x)
+            fast(torch.randn(shape))
+            close(first, model(x))  # results are the caller's own
+
+
+def one_by_one(fast: nn.Module, x: Tensor) -> tuple[Tensor, ...]:
+    """The model's result with every layer called by itself."""
+    convs = [module for module in fast.modules() if isinstance(module, SparseConv2d)]
+    handles = [conv.register_forward_hook(lambda *_: None) for conv in convs]
+    result = fast(x)
+    for handle in handles:
+        handle.remove()
+    return result
+
+
+class Random(nn.Module):
+    """Convolutions, pools, shortcuts and sums in an order drawn from the seed; two images out."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(seed)
+
+        def draw(low: int, high: int) -> int:
+            return int(torch.randint(low, high + 1, (1,), generator=generator))
+
+        self.channels = draw(1, 40)
+        self.order = [draw(0, 5) for _ in range(draw(2, 7))]
+        self.layers = nn.ModuleList()
+        channels = self.channels
+        for kind in self.order:
+            outputs = channels if kind in (1, 2) else draw(1, 40)
+            kernel = 3 if kind in (1, 2) else draw(1, 3)
+            padding = 1 if kind in (1, 2) else draw(0, 2)
+            stride = 1 if kind in (1, 2) else draw(1, 2)
+            conv = nn.Conv2d(channels, outputs, kernel, stride, padding, bias=bool(draw(0, 1)))
+            prunus.prune(conv, 0.7, pattern="balanced:16" if channels % 16 == 0 else "unstructured", seed=seed)
+            self.layers.append(conv)
+            channels = outputs + 3 if kind == 4 else outputs
+        self.pool = nn.MaxPool2d(2)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        middle = x
+        for kind, layer in zip(self.order, self.layers):
+            if kind == 1:
+                x = torch.relu(layer(x) + x)
+            elif kind == 2:
+                middle = torch.relu(layer(x))
+                x = middle
+            elif kind == 3:
+                x = self.pool(layer(x))
+            elif kind == 4:
+                x = functional.pad(layer(x)[:, :, ::2, ::3], (0, 0, 0, 0, 1, 2))
+            else:
+                x = layer(x)
+        return x.mean((2, 3)), middle
+
+
+@pytest.mark.prove
+def test_random_graphs_compute_the_same_for_any_number_of_threads() -> None:
+    compared = 0
+    for seed in range(scale(40, full=400)):
+        model = Random(seed).eval()
+        fast = compress(model, select="always", fuse=True)
+        x = torch.randn(1 + seed % 5, model.channels, 30 + seed % 7, 28 + seed % 9)
+        with torch.no_grad():
+            try:
+                wanted = model(x)
+            except RuntimeError:  # too small an image for this order of layers
+                with pytest.raises((BadInput, RuntimeError)):
+                    fast(x)
+                continue
+            found = fast(x)
+            assert all(map(torch.equal, fast(x), one_by_one(fast, x)))
+            torch.set_num_threads(2)
+            again = fast(x)
+            torch.set_num_threads(1)
+        for one, two, right in zip(found, again, wanted):
+            close(one, right)
+            assert torch.equal(one, two)
+            compared += 1
+    assert compared > scale(40, full=400)
+
+
+def test_replaced_layers_moved_biases_and_loaded_weights_are_seen() -> None:
+    _, fast = fused_net()
+    x = torch.randn(2, 3, 32, 32)
+    with torch.no_grad():
+        before = fast(x)
+        conv = fast.get_submodule("layer2.1.conv1")
+        assert isinstance(conv, SparseConv2d)
+        assert conv.bias is not None
+        conv.bias.data = conv.bias.data + 1.0
+        changed = fast(x)
+        assert not torch.allclose(before, changed)
+        conv.bias.data = conv.bias.data - 1.0
+        close(fast(x), before)
+        other = copy.deepcopy(conv)
+        other.values.mul_(2)
+        fast.set_submodule("layer2.1.conv1", other)
+        close(fast(x), copy.deepcopy(fast)(x))
+        assert not torch.allclose(fast(x), before)
+        fast.set_submodule("layer2.1.conv1", conv)
+        state = {name: value.clone() for name, value in fast.state_dict().items()}
+        for name, value in state.items():
+            if name.endswith("bias"):
+                value.add_(0.5)
+        twin = copy.deepcopy(fast)
+        twin.load_state_dict(state)
+        assert not torch.allclose(twin(x), before)
+        close(fast(x), before)
+
+
+def test_hooks_on_layers_still_run() -> None:
+    _, fast = fused_net()
+    x, seen = torch.randn(1, 3, 32, 32), list[tuple[int, ...]]()
+    with torch.no_grad():
+        before = fast(x)
+        handle = fast.get_submodule("layer3.0.conv1").register_forward_hook(lambda _, __, out: seen.append(out.shape))
+        close(fast(x), before)
+        handle.remove()
+        fast(x)
+    assert seen == [(1, 64, 8, 8)]
+
+
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore::DeprecationWarning")
+def test_what_is_traced_or_differentiated_is_the_plain_graph() -> None:
+    _, fast = fused_net()
+    x = torch.randn(1, 3, 32, 32)
+    with torch.no_grad():
+        wanted = fast(x)
+        close(torch.jit.trace(fast, x, check_trace=False)(x + 0), wanted)
+        close(torch.fx.symbolic_trace(fast)(x), wanted)
+    x.requires_grad_(True)
+    fast(x).sum().backward()
+    assert x.grad is not None
+    assert bool((x.grad != 0).any())
+
+
+def test_wrong_images_are_refused_in_one_sentence() -> None:
+    _, fast = fused_net()
+    with torch.no_grad():
+        for wrong in (torch.randn(1, 4, 32, 32), torch.randn(3, 32, 32), torch.randn(1, 3, 32, 32).double()):
+            with pytest.raises(BadInput, match=r"^[^\n]*\.$"):
+                fast(wrong)
+
+
+def test_maxima_keep_nan() -> None:
+    model = nn.Sequential(nn.Conv2d(16, 16, 1), nn.MaxPool2d(2), nn.Conv2d(16, 16, 3, padding=1)).eval()
+    fast = compress(model, select="always", fuse=True)
+    assert [step.kind for step in regions(fast)[0].steps] == ["conv", "max_pool", "conv"]
+    x = torch.randn(1, 16, 8, 8)
+    x[0, 3, 4, 5] = float("nan")
+    with torch.no_grad():
+        assert torch.equal(fast(x).isnan(), model(x).isnan())
+
+
+def test_several_threads_run_one_fused_network() -> None:
+    _, fast = fused_net()
+    inputs = [torch.randn(1 + number % 2, 3, 32, 32) for number in range(4)]
+    with torch.no_grad():
+        expected = [fast(x) for x in inputs]
+    wrong: list[int] = []
+
+    def work(number: int) -> None:
+        with torch.no_grad():
+            for _ in range(10):
+                if not torch.equal(fast(inputs[number]), expected[number]):
+                    wrong.append(number)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
