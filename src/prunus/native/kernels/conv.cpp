@@ -187,7 +187,7 @@ void ConvJob::run_tile(int64_t tile, const float *planes, const float *other, fl
             const bool last_block = b == blocks_ - 1;
             if (cut[0] == cut[1] && b > 0 && !(last_block && g_.by_row)) continue;
             const int64_t at = (p_.slot_start[q] + cut[0]) * lanes, rows = std::min(lanes, p_.rows - q * lanes);
-            level_.tile({parts, acc + q * lanes * ld, b == 0, cut[1] - cut[0], rows, q * lanes, int(v1 - v0), offsets_ + at,
+            level_.tile({parts, acc + q * lanes * ld, b == 0, nullptr, cut[1] - cut[0], rows, q * lanes, int(v1 - v0), offsets_ + at,
                          values_ + at, last_block && g_.by_row ? &end : nullptr});
         }
     if (!g_.by_row) level_.finish({acc, ld, p_.rows, plane, other_plane, runs, count, f_.scale, f_.bias, other, f_.relu, y});

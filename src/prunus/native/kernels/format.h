@@ -54,7 +54,8 @@ struct Direct {
 struct Tile {
     const float *const *x;  // where each register of samples begins
     float *acc;
-    bool fresh;  // the sums start at zero instead of what acc holds
+    bool fresh;  // the sums start at `start` instead of what acc holds
+    const float *start;  // by row of the matrix; null: zero
     int64_t slots;
     int64_t rows;       // rows of the group that exist
     int64_t first_row;  // of the group

@@ -54,6 +54,11 @@ inline void transpose8(const float *from, int64_t ldf, float *to, int64_t ldt) {
         for (int j = 0; j < 8; ++j) to[j * ldt + i] = from[i * ldf + j];
 }
 
+inline void transpose4(const float *from, int64_t ldf, float *to, int64_t ldt) {
+    for (int i = 0; i < 16; ++i)
+        for (int j = 0; j < 4; ++j) to[j * ldt + i] = from[i * ldf + j];
+}
+
 #include "transpose.h"
 
 template <typename T>

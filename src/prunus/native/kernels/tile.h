@@ -20,9 +20,11 @@ inline void rows_kernel(const Tile &t, int64_t row) {
     for (int v = 0; v < V; ++v) x[v] = t.x[v];
     if (t.fresh) {
 #pragma GCC unroll 8
-        for (int r = 0; r < R; ++r)
+        for (int r = 0; r < R; ++r) {
+            const vec first = all(t.start && row + r < t.rows ? t.start[t.first_row + row + r] : 0.0f);
 #pragma GCC unroll 8
-            for (int v = 0; v < V; ++v) sum[r][v] = all(0.0f);
+            for (int v = 0; v < V; ++v) sum[r][v] = first;
+        }
     } else {
 #pragma GCC unroll 8
         for (int r = 0; r < R; ++r)
@@ -106,7 +108,9 @@ void tile_kernel(const Tile &t) {
         case 1: return group_kernel<8, 1>(t);
         case 2: return group_kernel<4, 2>(t);
         case 3: return group_kernel<4, 3>(t);
-        default: return group_kernel<2, 4>(t);
+        case 4: return group_kernel<2, 4>(t);
+        case 5: return group_kernel<2, 5>(t);
+        default: return group_kernel<2, 6>(t);  // twelve sums: enough that no multiply-add waits for the one before it
     }
 }
 

@@ -15,14 +15,18 @@ void to_tile(const float *x, int64_t ldx, int64_t samples, int64_t cols, int64_t
     }
 }
 
+// Rows of y are often a power of two apart, so that those of many samples fall into the same few places of the cache:
+// few samples at a time, and of each a whole line at once.
 void from_tile(const float *acc, int64_t ld, int64_t rows, int64_t samples, float *y, int64_t ldy) {
-    int64_t r = 0;
-    for (; r + 8 <= rows; r += 8) {
-        int64_t n = 0;
-        for (; n + 8 <= samples; n += 8) transpose8(acc + r * ld + n, ld, y + n * ldy + r, ldy);
-        for (; n < samples; ++n)
-            for (int64_t i = r; i < r + 8; ++i) y[n * ldy + i] = acc[i * ld + n];
+    constexpr int64_t run = 128;
+    const int64_t whole = rows / 16 * 16, fours = samples / 4 * 4;
+    for (int64_t first = 0; first < whole; first += run) {
+        const int64_t last = whole - first < run ? whole : first + run;
+        for (int64_t n = 0; n < fours; n += 4)
+            for (int64_t r = first; r < last; r += 16) transpose4(acc + r * ld + n, ld, y + n * ldy + r, ldy);
+        for (int64_t n = fours; n < samples; ++n)
+            for (int64_t r = first; r < last; ++r) y[n * ldy + r] = acc[r * ld + n];
     }
-    for (; r < rows; ++r)
+    for (int64_t r = whole; r < rows; ++r)
         for (int64_t n = 0; n < samples; ++n) y[n * ldy + r] = acc[r * ld + n];
 }
