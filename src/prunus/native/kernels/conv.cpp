@@ -47,6 +47,9 @@ Geometry geometry(const Level &level, const Packed &p, const Conv &c) {
     return g;
 }
 
+// Registers in a tile: where each has an address of its own, more than four want more registers than there are.
+int64_t tile_vectors(const Level &level, const Geometry &g) { return g.by_row ? std::min(4, level.max_vectors) : level.max_vectors; }
+
 // Where tap (ky, kx) of the first output pixel lies, relative to a channel's plane of phase (0, 0).
 int64_t tap_offset(const Geometry &g, const Conv &c, int64_t ky, int64_t kx) {
     const int64_t y = ky * c.dilation_y, x = kx * c.dilation_x;
@@ -114,7 +117,7 @@ void ConvJob::decode(bool keep) {
 }
 
 void ConvJob::cut(bool keep) {
-    const int64_t tile = level_.width * level_.max_vectors;
+    const int64_t tile = level_.width * tile_vectors(level_, g_);
     const int64_t bytes = c_.kernel_y * (tile + c_.kernel_x * c_.dilation_x + 16) * int64_t(sizeof(float));
     const int64_t banks = p_.banks();
     const int64_t step = c_.channels < p_.bank ? banks : g_.taps * std::max<int64_t>(1, block_bytes / (p_.bank * bytes));
@@ -155,14 +158,15 @@ void ConvJob::make_plane(const float *x, int64_t channel, float *planes) const {
 }
 
 int64_t ConvJob::vectors() const { return divide_up(g_.by_row ? g_.out_h * g_.out_w : g_.pixels, level_.width); }
-int64_t ConvJob::tiles() const { return divide_up(vectors(), level_.max_vectors); }
+int64_t ConvJob::tiles() const { return divide_up(vectors(), tile_vectors(level_, g_)); }
 
 void ConvJob::run_tile(int64_t tile, const float *planes, const float *other, float *y) const {
     const int64_t v0 = vectors() * tile / tiles(), v1 = vectors() * (tile + 1) / tiles(), width = level_.width;
     const int64_t ld = (v1 - v0) * width;
     const float *parts[max_parts];
     const int64_t plane = plane_size(c_.out, g_.out_h, g_.out_w), other_plane = plane_size(c_.other, g_.out_h, g_.out_w);
-    Direct end = {{}, {}, plane, other_plane, f_.scale, f_.bias, f_.relu};
+    const float *start = f_.scale ? nullptr : f_.bias, *bias = f_.scale ? f_.bias : nullptr;
+    Direct end = {{}, {}, plane, other_plane, f_.scale, bias, f_.relu};
     Run *runs = nullptr;
     int64_t count = 0;
     if (g_.by_row) {
@@ -187,10 +191,10 @@ void ConvJob::run_tile(int64_t tile, const float *planes, const float *other, fl
             const bool last_block = b == blocks_ - 1;
             if (cut[0] == cut[1] && b > 0 && !(last_block && g_.by_row)) continue;
             const int64_t at = (p_.slot_start[q] + cut[0]) * lanes, rows = std::min(lanes, p_.rows - q * lanes);
-            level_.tile({parts, acc + q * lanes * ld, b == 0, nullptr, cut[1] - cut[0], rows, q * lanes, int(v1 - v0), offsets_ + at,
+            level_.tile({parts, acc + q * lanes * ld, b == 0, start, cut[1] - cut[0], rows, q * lanes, int(v1 - v0), offsets_ + at,
                          values_ + at, last_block && g_.by_row ? &end : nullptr});
         }
-    if (!g_.by_row) level_.finish({acc, ld, p_.rows, plane, other_plane, runs, count, f_.scale, f_.bias, other, f_.relu, y});
+    if (!g_.by_row) level_.finish({acc, ld, p_.rows, plane, other_plane, runs, count, f_.scale, bias, other, f_.relu, y});
 }
 
 // Which pixels of a tile are real, where pixels are counted over whole plane rows.

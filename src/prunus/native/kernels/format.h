@@ -41,7 +41,7 @@ struct Columns {
 };
 
 // Where finished sums go when every register of a tile is a run of pixels: act(sum * scale + bias + other), written at
-// out[register] + row * plane. scale, bias and the pointers in other may be null.
+// out[register] + row * plane. scale and the pointers in other may be null; without a scale the sums began at the bias.
 struct Direct {
     float *out[max_parts];
     const float *other[max_parts];

@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <cstdlib>
 #include <mutex>
@@ -16,6 +17,30 @@ namespace {
 constexpr int max_threads = 256;
 constexpr int scratch_slots = 9;
 
+// How long a thread looks for work, or for the end of it, before it sleeps: to wake a sleeping one can take as long.
+constexpr std::chrono::microseconds patience{50};
+
+inline void breathe() {
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause();
+#endif
+}
+
+template <typename F>
+bool soon(const F &come_true) {
+    static const bool alone = std::thread::hardware_concurrency() < 2;
+    if (come_true()) return true;
+    if (alone) return false;
+    const auto end = std::chrono::steady_clock::now() + patience;
+    do {
+        for (int i = 0; i < 32; ++i) {
+            if (come_true()) return true;
+            breathe();
+        }
+    } while (std::chrono::steady_clock::now() < end);
+    return false;
+}
+
 class Pool {
   public:
     explicit Pool(pid_t owner) : owner(owner) {}
@@ -28,29 +53,39 @@ class Pool {
             for (int64_t i = 0; i < tasks; ++i) task(context, i);
             return;
         }
-        {
-            std::lock_guard<std::mutex> hold(state_);
-            task_ = task, context_ = context, tasks_ = tasks;
-            next_.store(0, std::memory_order_relaxed);
-            vacancies_ = int(tasks < threads ? tasks : threads) - 1;
-            while (workers_ < vacancies_ && start_worker()) {
-            }
+        task_ = task, context_ = context, tasks_ = tasks;
+        next_.store(0, std::memory_order_relaxed);
+        const int wanted = int(tasks < threads ? tasks : threads) - 1;
+        while (workers_ < wanted && start_worker()) {
         }
-        wake_.notify_all();
+        state_.store(uint64_t(wanted) * vacancy);
+        if (sleeping_.load() > 0) {
+            { std::lock_guard<std::mutex> hold(sleep_); }
+            wake_.notify_all();
+        }
         work();
-        std::unique_lock<std::mutex> hold(state_);
-        vacancies_ = 0;  // a thread that wakes only now finds nothing to join
-        done_.wait(hold, [this] { return active_ == 0; });
+        state_.fetch_and(vacancy - 1);  // a thread that wakes only now finds nothing to join
+        const auto finished = [this] { return state_.load() == 0; };
+        if (soon(finished)) return;
+        std::unique_lock<std::mutex> hold(sleep_);
+        waiting_.store(true);
+        done_.wait(hold, finished);
+        waiting_.store(false);
     }
 
   private:
-    std::mutex busy_, state_;
+    static constexpr uint64_t vacancy = uint64_t(1) << 32;
+
+    std::mutex busy_, sleep_;
     std::condition_variable wake_, done_;
     Task task_ = nullptr;
     void *context_ = nullptr;
     int64_t tasks_ = 0;
     std::atomic<int64_t> next_{0};
-    int vacancies_ = 0, active_ = 0, workers_ = 0;
+    std::atomic<uint64_t> state_{0};  // places still to be taken, times `vacancy`, plus threads at work
+    std::atomic<int> sleeping_{0};
+    std::atomic<bool> waiting_{false};  // the caller sleeps until the last thread is done
+    int workers_ = 0;
 
     bool start_worker() {
         try {
@@ -66,16 +101,26 @@ class Pool {
         for (int64_t i; (i = next_.fetch_add(1, std::memory_order_relaxed)) < tasks_;) task_(context_, i);
     }
 
+    bool join() {
+        uint64_t seen = state_.load();
+        while (seen >= vacancy)
+            if (state_.compare_exchange_weak(seen, seen - vacancy + 1)) return true;
+        return false;
+    }
+
     void serve() {
-        std::unique_lock<std::mutex> hold(state_);
         for (;;) {
-            wake_.wait(hold, [this] { return vacancies_ > 0; });
-            --vacancies_;
-            ++active_;
-            hold.unlock();
+            if (!soon([this] { return join(); })) {
+                std::unique_lock<std::mutex> hold(sleep_);
+                sleeping_.fetch_add(1);
+                wake_.wait(hold, [this] { return join(); });
+                sleeping_.fetch_sub(1);
+            }
             work();
-            hold.lock();
-            if (--active_ == 0) done_.notify_one();
+            if (state_.fetch_sub(1) == 1 && waiting_.load()) {
+                { std::lock_guard<std::mutex> hold(sleep_); }
+                done_.notify_one();
+            }
         }
     }
 };

@@ -1,5 +1,6 @@
 // A small pool of threads. Tasks are handed out one by one, so which thread runs a task never changes a result; a
-// second caller that finds the pool busy runs its tasks itself. Waiting threads sleep.
+// second caller that finds the pool busy runs its tasks itself. Waiting threads look around for some microseconds, then
+// sleep.
 #pragma once
 
 #include <cstdint>

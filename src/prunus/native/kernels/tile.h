@@ -51,13 +51,21 @@ inline void rows_kernel(const Tile &t, int64_t row) {
         for (int r = 0; r < R; ++r) {
             if (row + r >= t.rows) break;
             const int64_t n = t.first_row + row + r;
-            const vec scale = all(e.scale ? e.scale[n] : 1.0f), bias = all(e.bias ? e.bias[n] : 0.0f);
+            if (e.scale) {
+                const vec scale = all(e.scale[n]), bias = all(e.bias ? e.bias[n] : 0.0f);
 #pragma GCC unroll 8
-            for (int v = 0; v < V; ++v) {
-                vec done = fma(sum[r][v], scale, bias);
-                if (e.other[v]) done = add(done, load(e.other[v] + n * e.other_plane));
-                store(e.out[v] + n * e.plane, e.relu ? positive(done) : done);
+                for (int v = 0; v < V; ++v) sum[r][v] = fma(sum[r][v], scale, bias);
             }
+            if (e.other[0]) {
+#pragma GCC unroll 8
+                for (int v = 0; v < V; ++v) sum[r][v] = add(sum[r][v], load(e.other[v] + n * e.other_plane));
+            }
+            if (e.relu) {
+#pragma GCC unroll 8
+                for (int v = 0; v < V; ++v) sum[r][v] = positive(sum[r][v]);
+            }
+#pragma GCC unroll 8
+            for (int v = 0; v < V; ++v) store(e.out[v] + n * e.plane, sum[r][v]);
         }
         return;
     }
