@@ -25,7 +25,8 @@ def close(a: Tensor, b: Tensor) -> None:
 
 
 def regions(fast: nn.Module) -> list[Region]:
-    graph = with_regions(fast.graph, dict(fast.named_modules()))  # type: ignore[arg-type]
+    assert isinstance(fast, torch.fx.GraphModule)
+    graph = with_regions(fast)
     return [] if graph is None else [node.target for node in graph.nodes if isinstance(node.target, Region)]
 
 

@@ -90,7 +90,7 @@ def _quick_or(plain: Callable[..., Any]) -> Callable[..., Any]:
             return plain(self, *args, **kwargs)
         kind = type(self)
         if kind._quick is None:
-            graph = with_regions(self.graph, dict(self.named_modules()))
+            graph = with_regions(self)
             # Only the code is wanted: it runs on this module, whose layers it looks up as they stand.
             kind._quick = plain if graph is None else type(fx.GraphModule(self, graph)).forward
         return kind._quick(self, *args, **kwargs)

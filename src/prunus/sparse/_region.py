@@ -49,22 +49,36 @@ class _Laid:
 
 
 class Region:
-    """Called with its convolutions and then its inputs; returns the values in `results`, or the only one."""
+    """Called with its inputs; returns the values numbered in `results`, or the only one.
 
-    def __init__(self, number: int, steps: tuple[Step, ...], results: tuple[int, ...]) -> None:
-        self.__name__ = f"region_{number}"
+    `convs` are the names of the convolutions in `model`, looked up at every call so that replacing one is seen.
+    """
+
+    def __init__(
+        self, model: nn.Module, convs: Sequence[str], steps: tuple[Step, ...], results: tuple[int, ...]
+    ) -> None:
+        self.__name__ = "region"
         self.steps, self.results = steps, results
-        self.convs = sum(step.kind == "conv" for step in steps)
+        self._model, self._paths = model, [name.split(".") for name in convs]
         self._laid: dict[Any, _Laid] = {}
 
-    def __call__(self, *arguments: Any) -> Any:
-        convs: Sequence[SparseConv2d] = arguments[: self.convs]
-        inputs: Sequence[Tensor] = arguments[self.convs :]
+    def convs(self) -> list[Any]:
+        """The convolutions as they stand now, in the order of their steps."""
+        found = []
+        for path in self._paths:
+            module: Any = self._model
+            for part in path:
+                module = module._modules[part]  # `getattr` on a module takes ten times as long
+            found.append(module)
+        return found
+
+    def __call__(self, *inputs: Tensor) -> Any:
+        convs = self.convs()
         batch = inputs[0].shape[0] if inputs[0].dim() else 0
         for x in inputs:
             if x.dim() != 4 or x.shape[0] != batch or x.dtype != torch.float32 or not x.is_cpu:
                 return self.one_by_one(convs, inputs)  # which says what is wrong
-        inputs = [x.contiguous() for x in inputs]
+        inputs = tuple(x.contiguous() for x in inputs)
         laid = self._laid_out(convs, inputs)
         if laid is None:
             return self.one_by_one(convs, inputs)
@@ -224,11 +238,9 @@ def assign_places(lives: list[tuple[int, int]]) -> list[int]:
 # ------------------------------------------------------------------------------------------------------ in the graph
 
 
-def with_regions(graph: fx.Graph, modules: Mapping[str, nn.Module]) -> fx.Graph | None:
-    """The graph with every run of nodes that can be a region replaced by its call; None where there is none.
-
-    The call takes the convolutions as they stand in the model at that moment, so replacing one is seen.
-    """
+def with_regions(model: fx.GraphModule) -> fx.Graph | None:
+    """The model's graph with every run of nodes that can be a region replaced by its call; None where there is none."""
+    graph, modules = model.graph, dict(model.named_modules())
     runs = _runs(graph, modules)
     if not runs:
         return None
@@ -237,17 +249,15 @@ def with_regions(graph: fx.Graph, modules: Mapping[str, nn.Module]) -> fx.Graph 
     inside = {node for run in runs for node in run}
     for node in graph.nodes:
         if node in last:
-            _emit(result, env, last[node], modules, len(env))
+            _emit(result, env, last[node], model)
         elif node not in inside:
             env[node] = result.node_copy(node, lambda old: env[old])
     return result
 
 
-def _emit(
-    graph: fx.Graph, env: dict[fx.Node, fx.Node], run: list[fx.Node], modules: Mapping[str, nn.Module], number: int
-) -> None:
+def _emit(graph: fx.Graph, env: dict[fx.Node, fx.Node], run: list[fx.Node], model: fx.GraphModule) -> None:
     """Add the call of one run to the graph."""
-    members = set(run)
+    members, modules = set(run), dict(model.named_modules())
     inputs = list(dict.fromkeys(source for node in run for source in node.all_input_nodes if source not in members))
     value = {node: index for index, node in enumerate([*inputs, *run])}
     steps, names = [], []
@@ -257,9 +267,8 @@ def _emit(
         if kind == "conv":
             names.append(str(node.target))
     results = [node for node in run if any(user not in members for user in node.users)]
-    region = Region(number, tuple(steps), tuple(value[node] for node in results))
-    arguments = [graph.get_attr(name) for name in names] + [env[node] for node in inputs]
-    call = graph.call_function(region, tuple(arguments))
+    region = Region(model, names, tuple(steps), tuple(value[node] for node in results))
+    call = graph.call_function(region, tuple(env[node] for node in inputs))
     for index, node in enumerate(results):
         env[node] = call if len(results) == 1 else graph.call_function(operator.getitem, (call, index))
 
