@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "pack.h"
+#include "program.h"
 #include "run.h"
 
 using namespace prunus::kernels;
@@ -80,7 +81,8 @@ void compare(const char *what, const char *level, double found, double exact, do
 }
 
 void check_linear(const Level &level) {
-    const int64_t rows = draw(1, 70), cols = draw(1, 200), batch = draw(1, 80);
+    const bool large = draw(0, 39) == 0;
+    const int64_t rows = draw(1, large ? 300 : 70), cols = draw(1, large ? 600 : 200), batch = draw(1, large ? 120 : 80);
     const int64_t banks[] = {16, 32, 64, 128, 256};
     const Matrix m(rows, cols, banks[draw(0, 4)], std::pow(double(draw(0, 10)) / 10, 2), Values(draw(0, 2)));
     const Floats x(batch * cols), bias(rows);
@@ -173,6 +175,52 @@ void check_conv(const Level &level) {
             }
 }
 
+// conv -> conv with the first added -> largest of 2x2, and beside it every second pixel with a channel of zeros on both
+// sides: one program against the same steps taken one by one, byte for byte.
+void check_program(const Level &level) {
+    const int64_t channels = draw(0, 1) ? 16 : draw(1, 20), h = draw(2, 20), w = draw(2, 20), batch = draw(1, 4), halo = draw(0, 1);
+    const int64_t cols = 9 * (channels < 16 ? channels : (channels + 15) / 16 * 16);
+    std::vector<bool> used(static_cast<size_t>(cols));
+    for (int64_t i = 0; i < cols; ++i) used[size_t(i)] = channels < 16 || i / 144 * 16 + i % 16 < channels;
+    const Matrix one(channels, cols, 16, 0.2, Values(draw(0, 2)), &used), two(channels, cols, 16, 0.2, Values::f32, &used);
+    const Floats x(batch * channels * h * w), bias(channels);
+    const Layout padded = {1, w + 1, ((h + 2) * (w + 1) + 1 + 32 + 15) / 16 * 16}, plain = {0, 0, 0};
+    const Layout inside = halo ? padded : plain;
+    const int64_t size = channels * h * w, step = channels * (halo ? padded.plane : h * w);
+    const int64_t pool_h = h / 2, pool_w = w / 2, thin_h = (h + 1) / 2, thin_w = (w + 1) / 2;
+    const int64_t pool_size = channels * pool_h * pool_w, thin_size = (channels + 2) * thin_h * thin_w;
+    Conv c = {1, channels, h, w, 3, 3, 1, 1, 1, 1, 1, 1, {}, {}, {}};
+    const Finish first = {bias.at.get(), one.scales(), nullptr, true}, second = {nullptr, nullptr, nullptr, false};
+    const Place in = {0, 0, plain}, middle = {-1, 0, inside}, last = {-1, step, inside}, pool = {1, 0, plain}, thin = {2, 0, plain};
+    Program program(level, 2 * step, {size, pool_size, thin_size});
+    c.out = inside;
+    program.conv(one.packed, c, first, in, middle, nullptr);
+    c.in = c.other = inside;
+    program.conv(two.packed, c, second, middle, last, &middle);
+    program.max_pool({channels, h, w}, 2, 2, 2, 2, last, pool);
+    program.thin({channels, h, w}, 2, 2, 1, 1, last, thin);
+    std::vector<float> y(size_t(batch * size)), z(y), pooled(size_t(batch * pool_size)), thinned(size_t(batch * thin_size));
+    program.run(batch, {x.at.get(), pooled.data(), thinned.data()}, int(draw(1, 3)));
+    c.batch = batch, c.in = c.out = c.other = plain;
+    conv(level, one.packed, c, x.at.get(), y.data(), first, 1);
+    conv(level, two.packed, c, y.data(), z.data(), {nullptr, nullptr, y.data(), false}, 1);
+    const auto at = [&](int64_t plane, int64_t i, int64_t j) { return z[size_t((plane * h + i) * w + j)]; };
+    for (int64_t n = 0; n < batch; ++n)
+        for (int64_t k = 0; k < channels + 2; ++k) {
+            const bool real = k > 0 && k <= channels;
+            const int64_t plane = n * channels + k - 1;
+            for (int64_t i = 0; i < thin_h * thin_w; ++i) {
+                const float exact = real ? at(plane, i / thin_w * 2, i % thin_w * 2) : 0.0f;
+                compare("thin", level.name, thinned[size_t((n * (channels + 2) + k) * thin_h * thin_w + i)], exact, 0.0);
+            }
+            for (int64_t i = 0; real && i < pool_h * pool_w; ++i) {
+                const int64_t r = i / pool_w * 2, q = i % pool_w * 2;
+                const float exact = std::fmax(std::fmax(at(plane, r, q), at(plane, r, q + 1)), std::fmax(at(plane, r + 1, q), at(plane, r + 1, q + 1)));
+                compare("max pool", level.name, pooled[size_t(plane * pool_h * pool_w + i)], exact, 0.0);
+            }
+        }
+}
+
 }  // namespace
 
 int main(int count, char **arguments) {
@@ -190,6 +238,7 @@ int main(int count, char **arguments) {
         for (int i = 0; i < cases; ++i) {
             check_linear(*level);
             check_conv(*level);
+            check_program(*level);
         }
         std::printf("%s: %d linear and %d convolution cases agree\n", level->name, cases, cases);
     }
