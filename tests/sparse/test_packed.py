@@ -64,6 +64,14 @@ def test_agrees_with_float64_on_random_shapes(level: str) -> None:
             assert bool(((found - expected).abs() <= tolerance(weight, x, bias)).all()), (rows, cols, batch, kind)
 
 
+def test_without_columns_the_bias_is_left(level: str) -> None:
+    bias = torch.randn(29)
+    for batch in (1, 9, 70):
+        for choice in (0, TILE):
+            found = run_linear(pack(torch.zeros(29, 0)), torch.zeros(batch, 0), bias, choice=choice)
+            assert torch.equal(found, bias.expand(batch, 29))
+
+
 @pytest.mark.parametrize(("dtype", "relative"), [(torch.bfloat16, 2.0**-9), (torch.int8, None)])
 def test_narrow_values_stay_within_their_bounds(level: str, dtype: torch.dtype, relative: float | None) -> None:
     generator = torch.Generator().manual_seed(6)

@@ -107,7 +107,7 @@ struct TileJob {
         const Columns columns = {base, uint32_t(ld), nullptr};
         const int64_t room = std::max(chunk_slots, block * p.bank);
         Chunk chunk;
-        for (int64_t b = 0; b < banks; b += block) {
+        for (int64_t b = 0; b == 0 || b < banks; b += block) {  // once without columns too: the first block starts the sums
             const int64_t last_bank = std::min(banks, b + block), c = b * p.bank, count = std::min(p.cols, last_bank * p.bank) - c;
             for (int64_t t = 0; t < tiles; ++t)
                 level.to_tile(x + sample(t) * ldx + c, ldx, samples(t), count, ld, xt + t * xt_size);
