@@ -54,7 +54,8 @@ def headline(panel: Panel) -> str:
     if smaller is not None:
         parts.append(f"is {smaller:.1f} times smaller" if smaller >= 1.05 else "is no smaller")
     if bound is not None and not group.vacuous:
-        parts.append(f"differs by at most {number(bound)} near the test points")
+        count = int(group.results[0].config["settings"]["certify"])
+        parts.append(f"differs by at most {number(bound)} near {count} test point{'s' if count != 1 else ''}")
     elif group.mean("agreement") is not None:
         parts.append(f"agrees with the dense one on {percent(group.mean('agreement') or 0)} of held-out inputs")
     joined = f"{', '.join(parts[:-1])} and {parts[-1]}" if len(parts) > 1 else parts[0]
