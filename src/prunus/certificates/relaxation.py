@@ -373,15 +373,14 @@ def bound_relaxation(
 def _one_point(
     pair: Pair, here: Region, own: list[Ranges], sizes: Sequence[Size], deadline: float
 ) -> tuple[float, list[Ranges]]:
-    """Large networks go forwards first, which bounds all activations at once; then backwards as far as time allows."""
+    """Large networks go forwards, which bounds all activations at once; others backwards as far as time allows."""
     from prunus.certificates.forward import affordable, forward_forms
 
-    best = float("inf")
     relaxation = Relaxation(pair, here, own)
     if relaxation.forecast() > 0.5 * (deadline - time.monotonic()) and affordable(pair):
         forms = forward_forms(pair, here, own, deadline)
         if forms is not None:
             relaxation = Relaxation(pair, here, forms[0])
-            best = forms[1]
+            return min(forms[1], relaxation.error()), relaxation.ranges
     relaxation.tighten(sizes, deadline)
-    return min(best, relaxation.error()), relaxation.ranges
+    return relaxation.error(), relaxation.ranges
