@@ -1,5 +1,5 @@
 #!/bin/sh
-# The study of ResNet-20 on CIFAR-10 and its page; about half an hour on one core. Needs PRUNUS_DATA with cifar10/ and
+# The study of ResNet-20 on CIFAR-10 and its page; about forty minutes on one core. Needs PRUNUS_DATA with cifar10/ and
 # resnet-cifar10/ (trained weights). A study that was stopped goes on where it was.
 set -eu
 folder=${1:-runs/resnet20}
