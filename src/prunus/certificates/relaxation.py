@@ -128,6 +128,11 @@ class Relaxation:
             self._renew(len(steps) - 1)
         return done
 
+    def refresh(self) -> None:
+        """Push the known ranges through every step."""
+        for number in range(len(self._pair.steps)):
+            self._renew(number)
+
     def _renew(self, number: int) -> None:
         """Push the tightened ranges of its inputs through one step."""
         step = self._pair.steps[number]
@@ -381,6 +386,7 @@ def _one_point(
         forms = forward_forms(pair, here, own, deadline)
         if forms is not None:
             relaxation = Relaxation(pair, here, forms[0])
+            relaxation.refresh()
             return min(forms[1], relaxation.error()), relaxation.ranges
     relaxation.tighten(sizes, deadline)
     return relaxation.error(), relaxation.ranges
