@@ -135,7 +135,7 @@ def test_doctor(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["doctor", "--json"]) == 0
     record = json.loads(capsys.readouterr().out)
     assert record["packages"]["torch"] == torch.__version__
-    assert set(record["kernels"]) == {"select", "kernels"}
+    assert set(record["kernels"]) == {"select", "kernels", "double"}
 
 
 def test_doctor_says_when_kernels_are_off() -> None:
