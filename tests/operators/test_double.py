@@ -50,6 +50,8 @@ def test_values_and_gradients_are_torchs(monkeypatch, threads):
 @pytest.mark.parametrize("level", ["portable", "avx2", "avx512"])
 def test_every_instruction_set_agrees(level):
     native = load("_double")
+    if level == "avx512" and native.level() != "avx512":
+        pytest.skip("this processor has no AVX-512: the call would run AVX2")
     x, weight = torch.randn(2, 6, 17, 19, dtype=torch.float64), torch.randn(7, 6, 3, 3, dtype=torch.float64)
     y = torch.empty(2, 7, 9, 10, dtype=torch.float64)
     sizes = (6, 17, 19, 7, 3, 3, 2, 2, 1, 1, 1, 1, 9, 10)

@@ -39,4 +39,14 @@ inline Level chosen_level() {
     return wanted < best ? wanted : best;
 }
 
+// The level a caller names ("" for the one chosen at load), lowered to what the processor has.
+inline Level level_named(const char *name) {
+    static const Level chosen = chosen_level(), best = best_level();
+    Level level = chosen;
+    if (std::strcmp(name, "portable") == 0) level = Level::portable;
+    if (std::strcmp(name, "avx2") == 0) level = Level::avx2;
+    if (std::strcmp(name, "avx512") == 0) level = Level::avx512;
+    return level < best ? level : best;
+}
+
 }  // namespace prunus

@@ -14,12 +14,7 @@ using namespace prunus::dense;
 namespace {
 
 const Kernels &kernels_for(const std::string &name) {
-    static const prunus::Level chosen = prunus::chosen_level(), best = prunus::best_level();
-    prunus::Level level = chosen;
-    if (name == "portable") level = prunus::Level::portable;
-    if (name == "avx2") level = prunus::Level::avx2;
-    if (name == "avx512") level = prunus::Level::avx512;
-    if (level > best) level = best;
+    const prunus::Level level = prunus::level_named(name.c_str());
 #ifdef PRUNUS_X86
     if (level == prunus::Level::avx512) return avx512_kernels;
     if (level == prunus::Level::avx2) return avx2_kernels;

@@ -13,15 +13,10 @@ namespace {
 
 // A named level is lowered to what the processor has, as PRUNUS_CPU is; "" means the level chosen at load.
 const Kernels &kernels_for(const std::string &name) {
-    static const prunus::Level chosen = prunus::chosen_level(), best = prunus::best_level();
-    prunus::Level level = chosen;
-    if (name == "portable") level = prunus::Level::portable;
-    if (name == "avx2") level = prunus::Level::avx2;
-    if (name == "avx512") level = prunus::Level::avx512;
+    const prunus::Level level = prunus::level_named(name.c_str());
 #ifdef PRUNUS_EMULATED_AVX512
     if (name == "avx512") return avx512_kernels;
 #endif
-    if (level > best) level = best;
 #ifdef PRUNUS_X86
     if (level == prunus::Level::avx512) return avx512_kernels;
     if (level == prunus::Level::avx2) return avx2_kernels;
