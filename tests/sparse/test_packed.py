@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from prunus.errors import BadInput
-from prunus.sparse import BalancedLinear, pack
+from prunus.sparse import BalancedLinear, SparseConv2d, pack
 from prunus.sparse._ops import PERMUTE, TILE, run_linear
 from prunus.sparse._packed import BANKS, Packed, _content_problem, _pack_plain, kernels
 from support import scale
@@ -163,6 +163,49 @@ def test_inputs_of_any_layout() -> None:
             torch.testing.assert_close(layer(x), expected, rtol=1e-5, atol=1e-5)
         one = torch.randn(1, 48, generator=generator).expand(5, 48)
         torch.testing.assert_close(layer(one), one @ weight.T, rtol=1e-4, atol=1e-4)
+
+
+def test_plain_tensors_are_read_in_one_call_and_others_left_alone() -> None:
+    generator = torch.Generator().manual_seed(20)
+    weight = sparse_matrix(generator, 20, 48, 0.2, "free")
+    packed = pack(weight)
+    layer = packed.layer
+    if not hasattr(torch.Tensor, "__dlpack_c_exchange_api__"):
+        pytest.skip("this version of torch has no exchange table: layers are called the longer way")
+    x = torch.randn(2, 3, 48, generator=generator)
+    taken = ((x[0], x.new_empty(3, 20)), (x, x.new_empty(2, 3, 20)), (x[0, 0], x.new_empty(20)))
+    for one, out in taken:
+        assert layer.linear_on(one, out, 0, 0, False, 1)
+        torch.testing.assert_close(out, one @ weight.T, rtol=1e-5, atol=1e-5)
+    y = x.new_full((3, 20), 7.0)
+    left = [(x[0].double(), y), (x[0], y.double()), (x[0, :, :47], y), (x[0], y[:, :19]), (x[0], y[:2]), (x, y)]
+    left += [(torch.randn(48, 3).T, y), (x[0], y.new_full((20, 3), 7.0).T), (torch.nn.Parameter(x[0]), y), (x[0, 0, 0], y)]
+    left += [("x", y), (x[0], 1.0), (x[0].to("meta"), y), (x[0].to_sparse(), y)]
+    for one, out in left:
+        assert not layer.linear_on(one, out, 0, 0, False, 1)
+    assert bool((y == 7).all())
+
+
+def test_torchs_default_type_does_not_matter() -> None:
+    generator = torch.Generator().manual_seed(21)
+    weight = sparse_matrix(generator, 20, 48, 0.2, "free")
+    dense = torch.nn.Linear(48, 20)
+    conv = torch.nn.Conv2d(16, 20, 3)
+    with torch.no_grad():
+        dense.weight.copy_(weight)
+        conv.weight.mul_(torch.rand(conv.weight.shape, generator=generator) < 0.2)
+        x, image = torch.randn(3, 48, generator=generator), torch.randn(2, 16, 6, 6, generator=generator)
+        expected = [dense(x), dense(x[:, :48].T.contiguous().T), conv(image)]
+        torch.set_default_dtype(torch.float64)
+        try:
+            layer, sparse = BalancedLinear.from_dense(dense), SparseConv2d.from_dense(conv)
+            narrow = BalancedLinear.from_dense(dense, dtype=torch.int8)
+            found = [layer(x), layer(x.T.contiguous().T), sparse(image)]
+            assert narrow(x).dtype == torch.float32 and narrow.scale.dtype == torch.float32
+        finally:
+            torch.set_default_dtype(torch.float32)
+    for one, two in zip(found, expected):
+        torch.testing.assert_close(one, two, rtol=1e-4, atol=1e-5)
 
 
 def test_the_plain_packer_makes_the_same_layout() -> None:

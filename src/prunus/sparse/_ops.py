@@ -25,27 +25,24 @@ def run_linear(
     packed: Packed, x: Tensor, bias: Tensor | None = None, relu: bool = False, choice: int = AUTOMATIC
 ) -> Tensor:
     """x (..., cols) times the transposed matrix, plus bias, float32: (..., rows). No gradients."""
-    check_input(packed, x)
     layer = packed.layer
     if layer is None:
+        check_input(packed, x)
         out = functional.linear(x, packed.dense(), bias)
         return out.relu_() if relu else out
+    added, scale = 0 if bias is None else bias.data_ptr(), 0 if packed.scale is None else packed.scale.data_ptr()
+    threads = torch.get_num_threads()
+    if choice == AUTOMATIC:
+        out = x.new_empty(*x.shape[:-1], packed.rows)
+        if layer.linear_on(x, out, added, scale, relu, threads):  # mostly; what follows costs a few microseconds more
+            return out
+    check_input(packed, x)
     flat = x if x.dim() == 2 else x.reshape(-1, packed.cols)
     if flat.stride(-1) != 1 or (flat.shape[0] > 1 and flat.stride(0) < packed.cols):
         flat = flat.contiguous()
     batch = flat.shape[0]
-    out = torch.empty(batch, packed.rows)
-    layer.linear(
-        flat.data_ptr(),
-        flat.stride(0),
-        batch,
-        out.data_ptr(),
-        0 if bias is None else bias.data_ptr(),
-        0 if packed.scale is None else packed.scale.data_ptr(),
-        relu,
-        torch.get_num_threads(),
-        choice,
-    )
+    out = x.new_empty(batch, packed.rows)
+    layer.linear(flat.data_ptr(), flat.stride(0), batch, out.data_ptr(), added, scale, relu, threads, choice)
     return out if x.dim() == 2 else out.reshape(*x.shape[:-1], packed.rows)
 
 
@@ -128,7 +125,7 @@ def run_conv2d(
         return _dense_conv2d(packed, geometry, x, bias, other, relu)
     x = x.contiguous()
     other = None if other is None else other.contiguous()
-    out = torch.empty(shape)
+    out = x.new_empty(*shape)
     layer.conv(
         x.data_ptr(),
         out.data_ptr(),

@@ -18,7 +18,7 @@ So 4.5 bytes for a kept float32 weight in banks of 16, 2.5 with bfloat16 values,
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 import torch
@@ -32,9 +32,13 @@ BANKS = (16, 32, 64, 128, 256)
 KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
 
 
+@cache
 def kernels() -> Any:
     """The compiled kernels, or None where plain torch runs instead."""
-    return native.load("_kernels")
+    module = native.load("_kernels")
+    if module is not None:
+        module.exchange(Tensor)  # so that they can read plain tensors themselves
+    return module
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,7 +91,7 @@ class Packed:
 
     def dense(self) -> Tensor:
         """The matrix (rows, cols), float32, zeros in place."""
-        out = torch.zeros(self.rows, self.cols)
+        out = torch.zeros(self.rows, self.cols, dtype=torch.float32)
         if self.layer is not None:
             self.layer.dense(0 if self.scale is None else self.scale.data_ptr(), out.data_ptr())
             return out
@@ -131,9 +135,9 @@ def _pack_native(dense: Tensor, bank: int | None) -> Packed:
             if other.slots < 0.8 * plan.slots:
                 plan, bank = other, larger
     groups = -(-rows // LANES)
-    values, index = torch.zeros(plan.slots, LANES), torch.zeros(plan.packets, LANES, dtype=torch.uint8)
-    schedule = torch.empty(plan.schedule, dtype=torch.int32)
-    starts = torch.empty(3 * groups + 2, dtype=torch.int64)
+    values, index = dense.new_zeros(plan.slots, LANES), dense.new_zeros(plan.packets, LANES, dtype=torch.uint8)
+    schedule = dense.new_empty(plan.schedule, dtype=torch.int32)
+    starts = dense.new_empty(3 * groups + 2, dtype=torch.int64)
     plan.fill(values.data_ptr(), index.data_ptr(), schedule.data_ptr(), starts.data_ptr())
     return Packed(rows, cols, bank or 16, values, index, schedule, starts)
 
@@ -144,7 +148,7 @@ def _pack_plain(dense: Tensor, bank: int) -> Packed:
         raise BadInput("The weights hold NaN or infinity: repair the model before packing it.")
     rows, cols = dense.shape
     groups, banks, per_packet = -(-rows // LANES), -(-cols // bank), 2 if bank <= 16 else 1
-    full = torch.zeros(groups * LANES, banks * bank)
+    full = dense.new_zeros(groups * LANES, banks * bank)
     full[:rows, :cols] = dense
     view = full.reshape(groups, LANES, banks, bank)
     most = (view != 0).sum(3).amax(1) if rows and cols else torch.zeros(groups, banks, dtype=torch.int64)
@@ -174,7 +178,7 @@ def _pack_plain(dense: Tensor, bank: int) -> Packed:
         rows,
         cols,
         bank,
-        torch.cat(values) if values else torch.zeros(0, LANES),
+        torch.cat(values) if values else dense.new_zeros(0, LANES),
         torch.cat(index) if index else torch.zeros(0, LANES, dtype=torch.uint8),
         torch.cat(schedules).to(torch.int32) if schedules else torch.zeros(0, dtype=torch.int32),
         torch.tensor(schedule_start + slot_start + packet_start, dtype=torch.int64),
@@ -187,7 +191,7 @@ def _narrow(packed: Packed, dtype: torch.dtype) -> Packed:
     rest = (packed.index, packed.schedule, packed.starts)
     if dtype == torch.bfloat16:
         return Packed(*plain, packed.values.to(torch.bfloat16), *rest)
-    largest = torch.zeros(packed.groups * LANES)
+    largest = packed.values.new_zeros(packed.groups * LANES)
     group = _group_of_slot(packed)
     rows = group[:, None] * LANES + torch.arange(LANES)
     largest.scatter_reduce_(0, rows.reshape(-1), packed.values.abs().reshape(-1), "amax")

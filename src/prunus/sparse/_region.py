@@ -82,7 +82,7 @@ class Region:
         laid = self._laid_out(convs, inputs)
         if laid is None:
             return self.one_by_one(convs, inputs)
-        out = [torch.empty((batch, *shape)) for shape in laid.outputs]
+        out = [inputs[0].new_empty(batch, *shape) for shape in laid.outputs]
         addresses = [x.data_ptr() for x in inputs] + [x.data_ptr() for x in out]
         laid.program.run(batch, addresses, torch.get_num_threads())
         return out[0] if len(out) == 1 else tuple(out)

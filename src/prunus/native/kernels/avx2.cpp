@@ -9,6 +9,7 @@ namespace {
 
 using vec = __m256;
 constexpr int W = 8;
+constexpr int max_vectors = 3;  // with four rows, as many sums as there are registers for
 inline vec load(const float *p) { return _mm256_loadu_ps(p); }
 inline void store(float *p, vec v) { _mm256_storeu_ps(p, v); }
 inline vec fma(vec a, vec b, vec c) { return _mm256_fmadd_ps(a, b, c); }
@@ -16,35 +17,18 @@ inline vec add(vec a, vec b) { return _mm256_add_ps(a, b); }
 inline vec all(float v) { return _mm256_set1_ps(v); }
 inline vec positive(vec v) { return _mm256_max_ps(_mm256_setzero_ps(), v); }  // in this order it keeps NaN
 
-// Each of R neighbouring values in all lanes of its own register: one load for two or four of them, then in-lane moves.
+// Each of R neighbouring values in all lanes of its own register: one load for four of them, then in-lane moves.
 template <int R>
 inline void splat_rows(const float *p, vec *out) {
-    if constexpr (R == 2) {
-        const vec both = _mm256_castpd_ps(_mm256_broadcast_sd(reinterpret_cast<const double *>(p)));
-        out[0] = _mm256_moveldup_ps(both), out[1] = _mm256_movehdup_ps(both);
-    } else {
 #pragma GCC unroll 2
-        for (int i = 0; i < R; i += 4) {
-            const vec four = _mm256_broadcast_ps(reinterpret_cast<const __m128 *>(p + i));
-            out[i] = _mm256_permute_ps(four, 0x00), out[i + 1] = _mm256_permute_ps(four, 0x55);
-            out[i + 2] = _mm256_permute_ps(four, 0xAA), out[i + 3] = _mm256_permute_ps(four, 0xFF);
-        }
+    for (int i = 0; i < R; i += 4) {
+        const vec four = _mm256_broadcast_ps(reinterpret_cast<const __m128 *>(p + i));
+        out[i] = _mm256_permute_ps(four, 0x00), out[i + 1] = _mm256_permute_ps(four, 0x55);
+        out[i + 2] = _mm256_permute_ps(four, 0xAA), out[i + 3] = _mm256_permute_ps(four, 0xFF);
     }
 }
 
-// out[i] = base + ((packet[i] >> shift) & mask) * stride for sixteen lanes.
-inline void place(const uint8_t *packet, int shift, uint32_t mask, uint32_t stride, uint32_t base, uint32_t *out) {
-    const __m128i count = _mm_cvtsi32_si128(shift);
-    const __m256i keep = _mm256_set1_epi32(int(mask)), step = _mm256_set1_epi32(int(stride)), start = _mm256_set1_epi32(int(base));
-    for (int i = 0; i < lanes; i += 8) {
-        const __m256i wide = _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i *>(packet + i)));
-        const __m256i j = _mm256_and_si256(_mm256_srl_epi32(wide, count), keep);
-        // Both factors mostly fit 16 bits, and their product is then one operation instead of two.
-        const __m256i scaled = stride < 32768 ? _mm256_madd_epi16(j, step) : _mm256_mullo_epi32(j, step);
-        _mm256_storeu_si256(reinterpret_cast<__m256i *>(out + i), _mm256_add_epi32(scaled, start));
-    }
-}
-
+#include "place_avx2.h"
 #include "tile.h"
 #include "transpose8_avx2.h"
 #include "transpose.h"
@@ -141,7 +125,7 @@ void permute_kernel(const Packed &p, int64_t group, const float *, int64_t, cons
 }  // namespace
 
 const Level &avx2_level() {
-    static constexpr Level level = {"avx2", W, 6, 6, tile_kernel, decode_offsets, decode_values, 128, prepare_tables,
+    static constexpr Level level = {"avx2", W, max_vectors, 6, tile_kernel, decode_offsets<uint16_t>, decode_offsets<uint32_t>, decode_values, 128, prepare_tables,
                                     permute_kernel, to_tile, from_tile, finish_tile, copy_floats,
                                     read_floats, multiply_adds};
     return level;

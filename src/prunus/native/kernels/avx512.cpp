@@ -15,6 +15,7 @@ namespace {
 
 using vec = __m512;
 constexpr int W = 16;
+constexpr int max_vectors = 4;  // with four rows, as many sums as there are registers for
 inline vec load(const float *p) { return _mm512_loadu_ps(p); }
 inline void store(float *p, vec v) { _mm512_storeu_ps(p, v); }
 inline vec fma(vec a, vec b, vec c) { return _mm512_fmadd_ps(a, b, c); }
@@ -46,31 +47,18 @@ inline __m512i widen(const uint16_t *p) {
 }
 #endif
 
-// Each of R neighbouring values in all lanes of its own register: one load for two or four of them, then in-lane moves.
+// Each of R neighbouring values in all lanes of its own register: one load for four of them, then in-lane moves.
 template <int R>
 inline void splat_rows(const float *p, vec *out) {
-    if constexpr (R == 2) {
-        const vec both = _mm512_castpd_ps(_mm512_broadcastsd_pd(_mm_loadl_pd(_mm_setzero_pd(), reinterpret_cast<const double *>(p))));
-        out[0] = _mm512_shuffle_ps(both, both, 0xA0), out[1] = _mm512_shuffle_ps(both, both, 0xF5);
-    } else {
 #pragma GCC unroll 2
-        for (int i = 0; i < R; i += 4) {
-            const vec four = _mm512_broadcast_f32x4(_mm_loadu_ps(p + i));
-            out[i] = _mm512_shuffle_ps(four, four, 0x00), out[i + 1] = _mm512_shuffle_ps(four, four, 0x55);
-            out[i + 2] = _mm512_shuffle_ps(four, four, 0xAA), out[i + 3] = _mm512_shuffle_ps(four, four, 0xFF);
-        }
+    for (int i = 0; i < R; i += 4) {
+        const vec four = _mm512_broadcast_f32x4(_mm_loadu_ps(p + i));
+        out[i] = _mm512_shuffle_ps(four, four, 0x00), out[i + 1] = _mm512_shuffle_ps(four, four, 0x55);
+        out[i + 2] = _mm512_shuffle_ps(four, four, 0xAA), out[i + 3] = _mm512_shuffle_ps(four, four, 0xFF);
     }
 }
 
-// out[i] = base + ((packet[i] >> shift) & mask) * stride for sixteen lanes.
-inline void place(const uint8_t *packet, int shift, uint32_t mask, uint32_t stride, uint32_t base, uint32_t *out) {
-    const __m512i wide = widen(packet);
-    const __m512i right = _mm512_srl_epi32(wide, _mm_cvtsi32_si128(shift));
-    const __m512i j = _mm512_and_si512(right, _mm512_set1_epi32(int(mask)));
-    const __m512i scaled = _mm512_mullo_epi32(j, _mm512_set1_epi32(int(stride)));
-    _mm512_storeu_si512(out, _mm512_add_epi32(scaled, _mm512_set1_epi32(int(base))));
-}
-
+#include "place_avx2.h"
 #include "tile.h"
 #include "transpose8_avx2.h"
 #include "transpose.h"
@@ -143,7 +131,7 @@ void permute_kernel(const Packed &p, int64_t group, const float *x, int64_t ldx,
 }  // namespace
 
 const Level &avx512_level() {
-    static constexpr Level level = {"avx512", W, 4, 31, tile_kernel, decode_offsets, decode_values, 0, nullptr,
+    static constexpr Level level = {"avx512", W, max_vectors, 31, tile_kernel, decode_offsets<uint16_t>, decode_offsets<uint32_t>, decode_values, 0, nullptr,
                                     permute_kernel, to_tile, from_tile, finish_tile, copy_floats,
                                     read_floats, multiply_adds};
     return level;

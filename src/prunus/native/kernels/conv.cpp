@@ -6,6 +6,7 @@
 // are counted over whole plane rows, and the few between two rows of the image are computed and dropped. With stride one
 // the padding on the right of a row is that on the left of the next. A 1x1 convolution reads the image itself.
 #include <algorithm>
+#include <cstdint>
 
 #include "conv.h"
 #include "image.h"
@@ -47,9 +48,6 @@ Geometry geometry(const Level &level, const Packed &p, const Conv &c) {
     return g;
 }
 
-// Registers in a tile: where each has an address of its own, more than four want more registers than there are.
-int64_t tile_vectors(const Level &level, const Geometry &g) { return g.by_row ? std::min(4, level.max_vectors) : level.max_vectors; }
-
 // Where tap (ky, kx) of the first output pixel lies, relative to a channel's plane of phase (0, 0).
 int64_t tap_offset(const Geometry &g, const Conv &c, int64_t ky, int64_t kx) {
     const int64_t y = ky * c.dilation_y, x = kx * c.dilation_x;
@@ -83,8 +81,8 @@ void copy_row(const Level &level, const Conv &c, const float *from, int64_t phas
 
 ConvJob::ConvJob(const Level &level, const Packed &p, const Conv &c, const Finish &f, bool keep)
     : level_(level), p_(p), c_(c), f_(f), g_(geometry(level, p, c)) {
-    decode(keep);
     cut(keep);
+    decode(keep);
 }
 
 void *ConvJob::take(bool keep, int slot, int64_t bytes) {
@@ -94,46 +92,58 @@ void *ConvJob::take(bool keep, int slot, int64_t bytes) {
     return reinterpret_cast<void *>((reinterpret_cast<uintptr_t>(mine.get()) + 63) / 64 * 64);
 }
 
+// Offsets count from the first channel of their block; mostly they fit 16 bits then.
 void ConvJob::decode(bool keep) {
     const bool table = c_.channels < p_.bank;
-    const int64_t banks = p_.banks(), weights = p_.slot_start[p_.groups] * lanes;
+    const int64_t banks = p_.banks(), weights = p_.slot_start[p_.groups] * lanes, count = table ? p_.cols : banks;
     uint32_t *base = static_cast<uint32_t *>(take(false, 3, banks * (table ? p_.bank : 1) * int64_t(sizeof(uint32_t))));
-    for (int64_t i = 0; i < (table ? p_.cols : banks); ++i) {
+    int64_t farthest = 0;
+    for (int64_t i = 0; i < count; ++i) {
         const int64_t tap = table ? i / c_.channels : i % g_.taps;
-        const int64_t channel = table ? i % c_.channels : i / g_.taps * p_.bank;
-        base[i] = uint32_t(tap_offset(g_, c_, tap / c_.kernel_x, tap % c_.kernel_x) + channel * g_.plane);
+        const int64_t channel = table ? i % c_.channels : i / g_.taps * p_.bank - i / step_ * block_channels();
+        const int64_t at = tap_offset(g_, c_, tap / c_.kernel_x, tap % c_.kernel_x) + channel * g_.plane;
+        base[i] = uint32_t(at);
+        farthest = std::max(farthest, at + (table ? 0 : (p_.bank - 1) * g_.plane));
     }
     const Columns columns = {base, uint32_t(g_.plane), table ? base : nullptr};
-    uint32_t *offsets = static_cast<uint32_t *>(take(keep, 5, weights * int64_t(sizeof(uint32_t))));
+    const bool fits = farthest <= UINT16_MAX;
+    void *offsets = take(keep, 5, weights * int64_t(fits ? sizeof(uint16_t) : sizeof(uint32_t)));
+    uint16_t *narrow = fits ? static_cast<uint16_t *>(offsets) : nullptr;
+    uint32_t *wide = fits ? nullptr : static_cast<uint32_t *>(offsets);
     float *decoded = nullptr;
     if (p_.kind != Values::f32) decoded = static_cast<float *>(take(keep, 6, weights * int64_t(sizeof(float))));
     for (int64_t q = 0; q < p_.groups; ++q) {
         const int64_t at = p_.slot_start[q] * lanes;
-        level_.decode(p_, columns, q, 0, p_.slots(q), offsets + at);
+        if (fits)
+            level_.decode(p_, columns, q, 0, p_.slots(q), narrow + at);
+        else
+            level_.decode_wide(p_, columns, q, 0, p_.slots(q), wide + at);
         if (decoded) level_.values(p_, q, 0, p_.slots(q), decoded + at);
     }
-    offsets_ = offsets;
+    narrow_ = narrow, wide_ = wide;
     values_ = decoded ? decoded : static_cast<const float *>(p_.values);
 }
 
 void ConvJob::cut(bool keep) {
-    const int64_t tile = level_.width * tile_vectors(level_, g_);
+    const int64_t tile = level_.width * level_.max_vectors;
     const int64_t bytes = c_.kernel_y * (tile + c_.kernel_x * c_.dilation_x + 16) * int64_t(sizeof(float));
     const int64_t banks = p_.banks();
-    const int64_t step = c_.channels < p_.bank ? banks : g_.taps * std::max<int64_t>(1, block_bytes / (p_.bank * bytes));
-    blocks_ = std::max<int64_t>(1, divide_up(banks, step));
+    step_ = c_.channels < p_.bank ? std::max<int64_t>(1, banks) : g_.taps * std::max<int64_t>(1, block_bytes / (p_.bank * bytes));
+    blocks_ = std::max<int64_t>(1, divide_up(banks, step_));
     int64_t *cuts = static_cast<int64_t *>(take(keep, 4, p_.groups * (blocks_ + 1) * int64_t(sizeof(int64_t))));
     for (int64_t q = 0; q < p_.groups; ++q) {
         const int32_t *schedule = p_.schedule + p_.schedule_start[q];
         int64_t *out = cuts + q * (blocks_ + 1), s = 0;
         for (int64_t b = 0; b < blocks_; ++b) {
             out[b] = s;
-            while (s < p_.slots(q) && schedule[s] < (b + 1) * step) ++s;
+            while (s < p_.slots(q) && schedule[s] < (b + 1) * step_) ++s;
         }
         out[blocks_] = p_.slots(q);
     }
     cuts_ = cuts;
 }
+
+int64_t ConvJob::block_channels() const { return step_ / g_.taps * p_.bank; }
 
 int64_t ConvJob::work() const { return (p_.slot_start[p_.groups] * lanes + p_.rows + c_.channels) * g_.pixels; }
 int64_t ConvJob::in_size() const { return c_.channels * plane_size(c_.in, c_.height, c_.width); }
@@ -158,7 +168,7 @@ void ConvJob::make_plane(const float *x, int64_t channel, float *planes) const {
 }
 
 int64_t ConvJob::vectors() const { return divide_up(g_.by_row ? g_.out_h * g_.out_w : g_.pixels, level_.width); }
-int64_t ConvJob::tiles() const { return divide_up(vectors(), tile_vectors(level_, g_)); }
+int64_t ConvJob::tiles() const { return divide_up(vectors(), level_.max_vectors); }
 
 void ConvJob::run_tile(int64_t tile, const float *planes, const float *other, float *y) const {
     const int64_t v0 = vectors() * tile / tiles(), v1 = vectors() * (tile + 1) / tiles(), width = level_.width;
@@ -185,15 +195,18 @@ void ConvJob::run_tile(int64_t tile, const float *planes, const float *other, fl
         count = flat_runs(start, first, last, runs);
     }
     float *acc = static_cast<float *>(scratch(1, p_.groups * lanes * ld * int64_t(sizeof(float))));
-    for (int64_t b = 0; b < blocks_; ++b)
+    for (int64_t b = 0; b < blocks_; ++b) {
+        for (int64_t v = 0; b > 0 && v < v1 - v0; ++v) parts[v] += block_channels() * g_.plane;
         for (int64_t q = 0; q < p_.groups; ++q) {
             const int64_t *cut = cuts_ + q * (blocks_ + 1) + b;
             const bool last_block = b == blocks_ - 1;
             if (cut[0] == cut[1] && b > 0 && !(last_block && g_.by_row)) continue;
             const int64_t at = (p_.slot_start[q] + cut[0]) * lanes, rows = std::min(lanes, p_.rows - q * lanes);
-            level_.tile({parts, acc + q * lanes * ld, b == 0, start, cut[1] - cut[0], rows, q * lanes, int(v1 - v0), offsets_ + at,
-                         values_ + at, last_block && g_.by_row ? &end : nullptr});
+            level_.tile({parts, acc + q * lanes * ld, b == 0, start, cut[1] - cut[0], rows, q * lanes, int(v1 - v0),
+                         narrow_ ? narrow_ + at : nullptr, wide_ ? wide_ + at : nullptr, values_ + at,
+                         last_block && g_.by_row ? &end : nullptr});
         }
+    }
     if (!g_.by_row) level_.finish({acc, ld, p_.rows, plane, other_plane, runs, count, f_.scale, bias, other, f_.relu, y});
 }
 

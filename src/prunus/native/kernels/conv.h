@@ -38,15 +38,18 @@ class ConvJob {
     const Conv c_;
     const Finish f_;
     const Geometry g_;
-    const uint32_t *offsets_;
+    const uint16_t *narrow_;  // offsets of the inputs; null where they need more than 16 bits
+    const uint32_t *wide_;
     const float *values_;
     const int64_t *cuts_;  // [groups][blocks + 1]: which slots of a group belong to a block of channels
     int64_t blocks_;
+    int64_t step_;  // banks in a block
     std::unique_ptr<char[]> kept_[4];
 
     void *take(bool keep, int slot, int64_t bytes);
     void decode(bool keep);
     void cut(bool keep);
+    int64_t block_channels() const;
     void make_plane(const float *x, int64_t channel, float *planes) const;
     int64_t vectors() const;
     int64_t tiles() const;

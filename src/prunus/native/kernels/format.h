@@ -14,7 +14,7 @@ namespace prunus {
 namespace kernels {
 
 constexpr int64_t lanes = 16;
-constexpr int max_parts = 8;  // registers of samples in any tile
+constexpr int max_parts = 4;  // registers of samples in any tile
 
 enum class Values : int { f32 = 0, bf16 = 1, i8 = 2 };
 
@@ -60,7 +60,8 @@ struct Tile {
     int64_t rows;       // rows of the group that exist
     int64_t first_row;  // of the group
     int vectors;   // samples in the tile / width, 1 .. max_vectors
-    const uint32_t *offsets;  // 16 for each slot
+    const uint16_t *narrow;   // offsets of the inputs, 16 for each slot; null where they are wide
+    const uint32_t *wide;
     const float *values;      // likewise
     const Direct *end;        // null: the sums go back to acc
 };
@@ -87,8 +88,9 @@ struct Level {
     int max_vectors;  // registers of samples in the largest tile
     int permute_up_to;  // batches up to this size take the permute kernel (banks of 16)
     void (*tile)(const Tile &);
-    // Where the columns of the group's slots [first, last) lie: out[slot - first][16].
-    void (*decode)(const Packed &, const Columns &, int64_t group, int64_t first, int64_t last, uint32_t *out);
+    // Where the columns of the group's slots [first, last) lie: out[slot - first][16]. Narrow where 16 bits are enough.
+    void (*decode)(const Packed &, const Columns &, int64_t group, int64_t first, int64_t last, uint16_t *out);
+    void (*decode_wide)(const Packed &, const Columns &, int64_t group, int64_t first, int64_t last, uint32_t *out);
     // The group's values of the slots [first, last) as floats: in place, or written to `out`.
     const float *(*values)(const Packed &, int64_t group, int64_t first, int64_t last, float *out);
     // What the permute kernel reads in place of x: `table_bytes` for each pair of slots (none: it reads x itself).

@@ -10,7 +10,7 @@ namespace {
 
 constexpr int64_t tile_bytes = 24 << 10;   // inputs of one block of columns: most of a 32 KB first-level cache
 constexpr int64_t sums_bytes = 384 << 10;  // sums that stay at hand: most of a 512 KB second-level cache
-constexpr int64_t tiles_together = 2;      // that share what is decoded
+constexpr int64_t tiles_together = 4;      // that share what is decoded
 constexpr int64_t chunk_slots = 1024, chunk_groups = 128;  // decoded at once, at most
 constexpr int64_t work_per_thread = 100000;  // multiply-adds below which a second thread costs more than it brings
 
@@ -74,7 +74,7 @@ struct Chunk {
     int64_t first, last;  // groups
     int64_t start[chunk_groups + 1];
     const float *values[chunk_groups];
-    uint32_t *offsets;
+    uint16_t *offsets;
 };
 
 // A few tiles of samples through the groups [g0, g1): block of columns after block, so that the inputs stay in the
@@ -121,7 +121,7 @@ struct TileJob {
 
     // The next chunk: as many groups as there is room for.
     void decode(Chunk &chunk, int64_t *cursor, const Columns &columns, int64_t last_bank, int64_t room) const {
-        chunk.offsets = static_cast<uint32_t *>(scratch(5, room * lanes * int64_t(sizeof(uint32_t))));
+        chunk.offsets = static_cast<uint16_t *>(scratch(5, room * lanes * int64_t(sizeof(uint16_t))));
         float *decoded = static_cast<float *>(scratch(6, room * lanes * int64_t(sizeof(float))));
         chunk.first = chunk.last;
         int64_t used = 0, last = 0, number = 0;
@@ -151,7 +151,7 @@ struct TileJob {
             if (count == 0 && !fresh) continue;
             level.tile({parts, acc + (g - g0) * lanes * ld, fresh, f.scale ? nullptr : f.bias, count,
                         std::min(lanes, p.rows - g * lanes), g * lanes, vectors(tile), chunk.offsets + from * lanes,
-                        chunk.values[number], nullptr});
+                        nullptr, chunk.values[number], nullptr});
         }
     }
 

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "dispatch.h"
+#include "exchange.h"
 #include "pack.h"
 #include "program.h"
 #include "run.h"
@@ -61,6 +62,17 @@ Conv conv_of(int64_t batch, int64_t channels, int64_t height, int64_t width, uin
     return {batch, channels, height, width, s[0], s[1], s[2], s[3], s[4], s[5], s[6], s[7], {}, {}, {}};
 }
 
+const prunus::exchange::Table *tensors = nullptr;
+PyObject *tensor_type = nullptr;
+
+// Whether the object is a plain tensor; `out` then shows what it holds.
+bool view(nb::handle object, prunus::exchange::Tensor &out) {
+    if (!tensors || object.type().ptr() != tensor_type) return false;
+    if (tensors->view(object.ptr(), &out) == 0) return out.plain();
+    PyErr_Clear();
+    return false;
+}
+
 struct Layer {
     Packed p;
 
@@ -77,6 +89,21 @@ struct Layer {
         nb::gil_scoped_release release;
         const Finish finish = {at<const float>(bias), at<const float>(scale), nullptr, relu};
         linear(level(), p, at<const float>(x), ldx, batch, at<float>(y), finish, threads, Choice(choice));
+    }
+
+    // The same for plain tensors; false, and nothing done, where the caller must look closer.
+    bool linear_on(nb::handle x, nb::handle y, uintptr_t bias, uintptr_t scale, bool relu, int threads) const {
+        prunus::exchange::Tensor in, out;
+        if (!view(x, in) || !view(y, out) || in.ndim < 1 || out.ndim != in.ndim) return false;
+        int64_t batch = 1;
+        const int32_t last = in.ndim - 1;
+        for (int32_t i = 0; i < last; batch *= in.shape[i], ++i)
+            if (in.shape[i] != out.shape[i]) return false;
+        if (in.shape[last] != p.cols || out.shape[last] != p.rows) return false;
+        nb::gil_scoped_release release;
+        const Finish finish = {at<const float>(bias), at<const float>(scale), nullptr, relu};
+        linear(level(), p, in.floats(), p.cols, batch, out.floats(), finish, threads, Choice::automatic);
+        return true;
     }
 
     // `sizes`: kernel, stride, padding and dilation, each as a pair (y, x).
@@ -148,6 +175,15 @@ NB_MODULE(_kernels, m) {
     nb::set_leak_warnings(false);  // objects kept by caches live until the process ends
     m.def("level", [] { return level().name; });
     m.def("use", &use);
+    // The type of tensors, if it carries the exchange table: `linear_on` reads them then.
+    m.def("exchange", [](nb::handle type) {
+        if (!nb::hasattr(type, "__dlpack_c_exchange_api__")) return;
+        const nb::object capsule = type.attr("__dlpack_c_exchange_api__");
+        void *table = PyCapsule_GetPointer(capsule.ptr(), "dlpack_exchange_api");
+        if (!table) throw nb::python_error();
+        const auto *found = static_cast<const prunus::exchange::Table *>(table);
+        if (found->version.major == 1 && found->view) tensors = found, tensor_type = type.ptr();
+    });
     m.def("width", [] { return level().width; });
     m.def("permute_up_to", [] { return level().permute_up_to; });
     m.def("read", [](uintptr_t from, int64_t count) {
@@ -170,6 +206,7 @@ NB_MODULE(_kernels, m) {
     nb::class_<Layer>(m, "Layer")
         .def(nb::init<int64_t, int64_t, int64_t, int, uintptr_t, uintptr_t, uintptr_t, uintptr_t>())
         .def("linear", &Layer::linear_to)
+        .def("linear_on", &Layer::linear_on)
         .def("conv", &Layer::conv_to)
         .def("dense", &Layer::dense_to)
         .def("problem", &Layer::problem);

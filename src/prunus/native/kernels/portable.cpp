@@ -6,6 +6,7 @@ namespace kernels {
 namespace {
 
 constexpr int W = 4;
+constexpr int max_vectors = 3;  // with four rows, as many sums as there are registers for
 struct vec {
     float at[W];
 };
@@ -42,10 +43,21 @@ inline vec positive(vec v) {
     return v;
 }
 
-// out[i] = base + ((packet[i] >> shift) & mask) * stride for sixteen lanes.
-inline void place(const uint8_t *packet, int shift, uint32_t mask, uint32_t stride, uint32_t base, uint32_t *out) {
-    for (int i = 0; i < lanes; ++i) out[i] = base + ((packet[i] >> shift) & mask) * stride;
-}
+// Where the columns of sixteen lanes lie: out[i] = base + index[i] * stride, the index in the low four bits of the
+// packet's bytes, in the high four, or in all eight.
+template <typename Offset>
+struct Placer {
+    const uint32_t stride;
+    void low(const uint8_t *packet, uint32_t base, Offset *out) const {
+        for (int i = 0; i < lanes; ++i) out[i] = Offset(base + (packet[i] & 15) * stride);
+    }
+    void high(const uint8_t *packet, uint32_t base, Offset *out) const {
+        for (int i = 0; i < lanes; ++i) out[i] = Offset(base + (packet[i] >> 4) * stride);
+    }
+    void whole(const uint8_t *packet, uint32_t base, Offset *out) const {
+        for (int i = 0; i < lanes; ++i) out[i] = Offset(base + packet[i] * stride);
+    }
+};
 
 #include "tile.h"
 
@@ -103,7 +115,7 @@ void permute_kernel(const Packed &p, int64_t group, const float *x, int64_t ldx,
 }  // namespace
 
 const Level &portable_level() {
-    static constexpr Level level = {"portable", W, 4, 3, tile_kernel, decode_offsets, decode_values, 0, nullptr,
+    static constexpr Level level = {"portable", W, max_vectors, 3, tile_kernel, decode_offsets<uint16_t>, decode_offsets<uint32_t>, decode_values, 0, nullptr,
                                     permute_kernel, to_tile, from_tile, finish_tile, copy_floats,
                                     read_floats, multiply_adds};
     return level;

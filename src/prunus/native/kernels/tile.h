@@ -6,12 +6,24 @@
 // one multiply-add that reads its input straight from memory: no gather, any column order. The tile's inputs
 // stay in the first-level cache; a few rows at a time keep their sums in registers.
 
-typedef uint64_t __attribute__((may_alias, aligned(4))) offset_pair;
+typedef uint64_t __attribute__((may_alias, aligned(2))) eight_bytes;
 
-template <int R, int V>
-inline void rows_kernel(const Tile &t, int64_t row) {
+// Where the inputs of R rows lie. Loads are what limits the loop below: as many offsets come in one as fit.
+template <int R, typename Offset>
+inline void offsets_of(const Offset *p, uint64_t (&out)[R]) {
+    constexpr int size = int(sizeof(Offset)), each = 8 / size;
+#pragma GCC unroll 8
+    for (int r = 0; r < R; r += each) {
+        const uint64_t pack = *reinterpret_cast<const eight_bytes *>(p + r);
+#pragma GCC unroll 4
+        for (int i = 0; i < each; ++i) out[r + i] = Offset(pack >> (i * 8 * size));
+    }
+}
+
+template <int R, int V, typename Offset>
+__attribute__((always_inline)) inline void rows_kernel(const Tile &t, const Offset *offsets, int64_t row) {
     constexpr int64_t ld = int64_t(V) * W;
-    const uint32_t *offsets = t.offsets + row;
+    offsets += row;
     const float *values = t.values + row;
     float *acc = t.acc + row * ld;
     const float *x[V];
@@ -33,17 +45,13 @@ inline void rows_kernel(const Tile &t, int64_t row) {
     }
     for (int64_t s = t.slots; s > 0; --s, offsets += lanes, values += lanes) {
         vec weight[R];
+        uint64_t at[R];
         splat_rows<R>(values, weight);
+        offsets_of<R>(offsets, at);
 #pragma GCC unroll 8
-        for (int r = 0; r < R; r += 2) {
-            // Loads are what limits this loop: two offsets come in one.
-            const uint64_t pair = *reinterpret_cast<const offset_pair *>(offsets + r);
-            const uint64_t first = uint32_t(pair), second = pair >> 32;
+        for (int r = 0; r < R; ++r)
 #pragma GCC unroll 8
-            for (int v = 0; v < V; ++v) sum[r][v] = fma(weight[r], load(x[v] + first), sum[r][v]);
-#pragma GCC unroll 8
-            for (int v = 0; v < V; ++v) sum[r + 1][v] = fma(weight[r + 1], load(x[v] + second), sum[r + 1][v]);
-        }
+            for (int v = 0; v < V; ++v) sum[r][v] = fma(weight[r], load(x[v] + at[r]), sum[r][v]);
     }
     if (t.end) {
         const Direct &e = *t.end;
@@ -76,25 +84,40 @@ inline void rows_kernel(const Tile &t, int64_t row) {
 }
 
 template <int R, int V>
-inline void group_kernel(const Tile &t) {
-    for (int64_t r = 0; r < t.rows; r += R) rows_kernel<R, V>(t, r);
+void group_kernel(const Tile &t) {
+    if (t.narrow)
+        for (int64_t r = 0; r < t.rows; r += R) rows_kernel<R, V>(t, t.narrow, r);
+    else
+        for (int64_t r = 0; r < t.rows; r += R) rows_kernel<R, V>(t, t.wide, r);
 }
 
-void decode_offsets(const Packed &p, const Columns &c, int64_t group, int64_t first, int64_t last, uint32_t *out) {
+template <typename Offset>
+void decode_offsets(const Packed &p, const Columns &c, int64_t group, int64_t first, int64_t last, Offset *out) {
     const int64_t per_packet = p.per_packet();
     const uint32_t mask = per_packet == 2 ? 15 : 255;
     const uint8_t *index = p.index + p.packet_start[group] * lanes;
     const int32_t *schedule = p.schedule + p.schedule_start[group];
-    for (int64_t s = first; s < last; ++s, out += lanes) {
-        const uint8_t *packet = index + s / per_packet * lanes;
-        const int shift = int(s % per_packet) * 4;
-        if (c.table) {
+    if (c.table) {
+        for (int64_t s = first; s < last; ++s, out += lanes) {
             const uint32_t *columns = c.table + int64_t(schedule[s]) * p.bank;
-            for (int i = 0; i < lanes; ++i) out[i] = columns[(packet[i] >> shift) & mask];
-        } else {
-            place(packet, shift, mask, c.stride, c.base[schedule[s]], out);
+            const uint8_t *packet = index + s / per_packet * lanes;
+            const int shift = int(s % per_packet) * 4;
+            for (int i = 0; i < lanes; ++i) out[i] = Offset(columns[(packet[i] >> shift) & mask]);
         }
+        return;
     }
+    const Placer<Offset> placer{c.stride};
+    if (per_packet == 1) {
+        for (int64_t s = first; s < last; ++s, out += lanes) placer.whole(index + s * lanes, c.base[schedule[s]], out);
+        return;
+    }
+    int64_t s = first;
+    if (s < last && s % 2) placer.high(index + s / 2 * lanes, c.base[schedule[s]], out), ++s, out += lanes;
+    for (; s + 2 <= last; s += 2, out += 2 * lanes) {
+        placer.low(index + s / 2 * lanes, c.base[schedule[s]], out);
+        placer.high(index + s / 2 * lanes, c.base[schedule[s + 1]], out + lanes);
+    }
+    if (s < last) placer.low(index + s / 2 * lanes, c.base[schedule[s]], out);
 }
 
 const float *decode_values(const Packed &p, int64_t group, int64_t first, int64_t last, float *out) {
@@ -115,10 +138,10 @@ void tile_kernel(const Tile &t) {
     switch (t.vectors) {
         case 1: return group_kernel<8, 1>(t);
         case 2: return group_kernel<4, 2>(t);
+        // Twelve sums: enough that no multiply-add waits for the one before it, and four rows share what is loaded once.
         case 3: return group_kernel<4, 3>(t);
-        case 4: return group_kernel<2, 4>(t);
-        case 5: return group_kernel<2, 5>(t);
-        default: return group_kernel<2, 6>(t);  // twelve sums: enough that no multiply-add waits for the one before it
+        default:
+            if constexpr (max_vectors == 4) return group_kernel<4, 4>(t);
     }
 }
 
