@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from prunus.data import load
-from prunus.data.text import FIRST, PAD, UNKNOWN, tokenise, vocabulary
-from prunus.errors import BadFile
+from prunus.data.text import FIRST, PAD, UNKNOWN, tokenise, vocabulary, word_vectors
+from prunus.errors import BadFile, BadInput
 
 # id, rating, label, text; in the order of the packed file: by id, negative first. U+2028 is no end of line.
 REVIEWS = [
@@ -121,3 +121,23 @@ def test_the_real_sentences() -> None:
     }
     assert not (parts["train"].raw == UNKNOWN).any()
     assert not parts["train"].raw[:, -1].any()  # 64 is longer than the longest sentence
+
+
+def test_word_vectors_put_words_of_the_same_company_together() -> None:
+    generator = torch.Generator().manual_seed(0)
+    topic = torch.randint(2, (400, 1), generator=generator)
+    tokens = FIRST + 20 * topic + torch.randint(20, (400, 30), generator=generator)  # two topics of twenty words
+    tokens[:, 25:] = PAD
+    state = torch.random.get_rng_state()
+    vectors = word_vectors(tokens, FIRST + 41, size=8)
+    assert torch.equal(torch.random.get_rng_state(), state)
+    assert torch.equal(vectors, word_vectors(tokens, FIRST + 41, size=8))
+    assert vectors.shape == (FIRST + 41, 8) and torch.isfinite(vectors).all()
+    assert abs(float(vectors.std()) - 1) < 1e-5
+    unit = torch.nn.functional.normalize(vectors[FIRST : FIRST + 40], dim=1)
+    alike = unit @ unit.T
+    assert alike[:20, :20].mean() > 0.75 and alike[20:, 20:].mean() > 0.75
+    assert alike[:20, 20:].mean() < 0.2
+    assert not vectors[[PAD, -1]].abs().gt(1e-4).any()  # never seen: nothing is known of them
+    with pytest.raises(BadInput, match="word vectors need some"):
+        word_vectors(torch.zeros(3, 5), 10)

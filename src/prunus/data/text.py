@@ -61,6 +61,34 @@ def encode(texts: Iterable[Sequence[str]], count: int, ids: Vocabulary, length: 
     return torch.from_numpy(table)
 
 
+def word_vectors(tokens: torch.Tensor, ids: int, size: int = 100, window: int = 4, seed: int = 0) -> torch.Tensor:
+    """A vector (ids, size) for every token id, from the words around it: no labels and no download.
+
+    `tokens` is (texts, length), padded. Counted are pairs of known words at most `window` apart; their positive
+    pointwise mutual information (context counts to the power 0.75) is factored by a randomised singular value
+    decomposition, and the vectors are the left factors times the root of the singular values, scaled to unit spread.
+    """
+    tokens, pairs = tokens.long(), []
+    for distance in range(1, min(window, tokens.shape[1] - 1) + 1):
+        one, two = tokens[:, :-distance].reshape(-1), tokens[:, distance:].reshape(-1)
+        known = (one >= FIRST) & (two >= FIRST)
+        pairs += [one[known] * ids + two[known], two[known] * ids + one[known]]
+    if not pairs or not sum(map(len, pairs)):
+        raise BadInput("There are no two known words beside each other in these texts: word vectors need some.")
+    pair, count = torch.cat(pairs).unique(return_counts=True)
+    row, column, count = pair // ids, pair % ids, count.float()
+    total = torch.zeros(ids).index_add_(0, row, count)
+    context = total.pow(0.75) / total.pow(0.75).sum()
+    information = (count / total[row] / context[column]).log().clamp(min=0)
+    matrix = torch.sparse_coo_tensor(torch.stack([row, column]), information, (ids, ids), check_invariants=False)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        left, values, _ = torch.svd_lowrank(matrix.coalesce(), q=min(size, ids), niter=3)
+    vectors = torch.zeros(ids, size)
+    vectors[:, : len(values)] = left * values.sqrt()
+    return vectors / vectors.std()
+
+
 # The test part needs the training part's vocabulary: one that a data set still holds is not built again.
 _HELD: WeakValueDictionary[tuple[Callable[[str], list[str]], Path], Vocabulary] = WeakValueDictionary()
 

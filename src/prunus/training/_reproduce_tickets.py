@@ -13,6 +13,7 @@ from torch.utils.data import Dataset, Subset, TensorDataset
 
 from prunus.contract import reproduction
 from prunus.data import load
+from prunus.data.text import FIRST, word_vectors
 from prunus.models import make
 from prunus.training.batches import in_order
 from prunus.training.batches import length as size_of
@@ -214,25 +215,29 @@ class Shorter(Dataset[tuple[Tensor, int]]):
 def imdb_lstm(
     seed: int = 0,
     folder: Path | None = None,
-    reviews: int = 6000,
-    tests: int = 2000,
+    reviews: int = 12_000,
+    tests: int = 5000,
     words: int = 100,
-    epochs: int = 5,
+    epochs: int = 8,
     width: float = 0.5,
 ) -> list[dict[str, Any]]:
-    """Fewer reviews, shorter texts, fewer epochs, half the width: the ordering is reported, not asserted."""
+    """Fewer reviews, shorter texts, fewer epochs, half the width: the ordering is reported, not asserted.
+
+    With random embeddings none of the three gets far beyond chance on so little text. They start from word vectors of
+    the training texts (without labels) instead, and keep them; what the paper started from it does not say.
+    """
     published = {"iterand": 88.44, "edge-popup": 88.16, "sgd": 87.39}
-    pair = (
-        Shorter(load("imdb", folder=folder), reviews, words),
-        Shorter(load("imdb", split="test", folder=folder), tests, words),
-    )
-    steps = -(-reviews // 128)
+    train: Any = load("imdb", folder=folder)
+    vectors = word_vectors(train.raw, len(train.vocabulary) + FIRST)
+    pair = (Shorter(train, reviews, words), Shorter(load("imdb", split="test", folder=folder), tests, words))
+    steps = -(-reviews // 64)
     ticket = {"sparsity": 0.5, "period": max(1, steps // 6), "rate": 1.0}
     rows = []
     for method, known in published.items():
         init = "kaiming_uniform" if method == "sgd" else "signed_constant"
-        config = FitConfig(lr=1.0 if method == "sgd" else 2.5, batch_size=128, clip=1.0, seed=seed)
-        model = make("lstm", width=width, init=init, seed=seed)
+        config = FitConfig(lr=1.0 if method == "sgd" else 2.5, batch_size=64, clip=1.0, seed=seed)
+        model: Any = make("lstm", width=width, init=init, seed=seed, vocabulary=len(vectors))
+        model.embedding.weight.requires_grad_(False).copy_(vectors)
         found = score_of(model, pair, method, f"{epochs}ep", config, ticket)
         rows.append({"method": method, "ours, shortened": round(found, 2), "published": known})
     return rows

@@ -8,7 +8,8 @@ namespace prunus {
 namespace kernels {
 namespace {
 
-constexpr int64_t tile_bytes = 24 << 10;   // inputs of one block of columns: most of a 32 KB first-level cache
+constexpr int64_t block_bytes = 26 << 10;  // inputs and weights of one block of columns: most of a 32 KB first-level cache
+constexpr int64_t weight_bytes = sizeof(float) + sizeof(uint16_t);  // of a decoded weight: its value and its offset
 constexpr int64_t sums_bytes = 384 << 10;  // sums that stay at hand: most of a 512 KB second-level cache
 constexpr int64_t tiles_together = 4;      // that share what is decoded
 constexpr int64_t chunk_slots = 1024, chunk_groups = 128;  // decoded at once, at most
@@ -96,7 +97,9 @@ struct TileJob {
 
     void run() const {
         const int64_t ld = (v1 - v0 + tiles - 1) / tiles * level.width, groups = g1 - g0, banks = p.banks();
-        const int64_t block = std::max<int64_t>(1, tile_bytes / (ld * p.bank * int64_t(sizeof(float))));
+        const int64_t inputs = ld * p.bank * int64_t(sizeof(float));
+        const int64_t weights = p.slot_start[p.groups] * lanes * weight_bytes / std::max<int64_t>(1, p.groups * banks);
+        const int64_t block = std::max<int64_t>(1, block_bytes / (inputs + weights));
         const int64_t acc_size = groups * lanes * ld, xt_size = block * p.bank * ld;
         float *acc = static_cast<float *>(scratch(1, tiles * acc_size * int64_t(sizeof(float))));
         float *xt = static_cast<float *>(scratch(2, tiles * xt_size * int64_t(sizeof(float))));
