@@ -1,19 +1,69 @@
-"""Draws the learning curves of tickets.md: python docs/guide/plot_tickets.py"""
+"""Draws the figures of tickets.md: python docs/guide/plot_tickets.py [curves]
+
+Most come from the rows kept in docs/evidence; `curves` trains the three networks of the learning curves again.
+"""
 
 from __future__ import annotations
 
+import json
+import sys
 from pathlib import Path
+from typing import Any
 
 from prunus.files import replace_file
 from prunus.models import make
+from prunus.tangent.plots import Chart, write_charts
 from prunus.training import FitConfig, find_ticket, fit
 from prunus.training._reproduce_tickets import digits
 from prunus.training.curves import svg_plot
 
 FOLDER = Path(__file__).resolve().parent
+ACCURACY = "test accuracy, %"
 
 
-def main() -> None:
+def kept(name: str) -> list[dict[str, Any]]:
+    """The rows of a reproduction."""
+    return json.loads((FOLDER.parent / "evidence" / f"reproduce-{name}.json").read_text("utf8"))["rows"]
+
+
+def widths() -> Chart:
+    lines: dict[str, list[tuple[float, float, float]]] = {}
+    for row in kept("ticket-widths-digits"):
+        if row["weights"] == "kaiming_uniform":
+            lines.setdefault(row["method"], []).append((row["width"], row["ours"], row["s.d."]))
+    return Chart("Digits, 64-32w-32w-10, uniform weights, 100 epochs", "width w", ACCURACY, lines, log_x=True)
+
+
+def sparsities() -> Chart:
+    lines: dict[str, list[tuple[float, float, float]]] = {}
+    for row in kept("ticket-sparsity"):
+        lines.setdefault(row["method"], []).append((row["sparsity"], row["ours"], row["s.d."]))
+    return Chart("Digits, 64-64-64-10, signed constants", "sparsity", ACCURACY, lines)
+
+
+def resamplings() -> Chart:
+    """Standard errors, not deviations: what is compared are means over seeds."""
+    rows = kept("ticket-period-rate")
+    lines: dict[str, list[tuple[float, float, float]]] = {"3 seeds": [], "12 seeds": []}
+    for row in rows[1:]:
+        point = (row["resamplings"], row["ours"], row["s.d."] / row["seeds"] ** 0.5)
+        lines[f"{row['seeds']} seeds"].append(point)
+    for line in lines.values():
+        line.sort()
+    levels = {"edge-popup": rows[0]["ours"]}
+    title = "Digits, 64-16-16-10: mean and standard error"
+    return Chart(title, "times a pruned weight is drawn anew", ACCURACY, lines, log_x=True, levels=levels)
+
+
+def iterative() -> Chart:
+    lines: dict[str, list[tuple[float, float, float]]] = {}
+    for row in kept("imp-widths-digits"):
+        if row["width"] == 128 and row["density"] < 1:
+            lines.setdefault(row["method"], []).append((row["density"], row["ours"], row["s.d."]))
+    return Chart("Digits, width 128", "density", ACCURACY, lines, log_x=True)
+
+
+def curves() -> None:
     train, test = digits()
     lines: dict[str, list[tuple[float, float]]] = {}
     for name in ("SGD", "iterand", "edge-popup"):
@@ -28,6 +78,14 @@ def main() -> None:
         print(name, history[-1])
     title = "digits, 64-16-16-10, Kaiming uniform: test accuracy"
     replace_file(FOLDER / "ticket-curves.svg", svg_plot(lines, title))
+
+
+def main() -> None:
+    charts = {"widths": widths, "sparsities": sparsities, "resamplings": resamplings, "imp": iterative}
+    for name, chart in charts.items():
+        print(write_charts(FOLDER / f"ticket-{name}.svg", [chart()]))
+    if "curves" in sys.argv[1:]:
+        curves()
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import copy
 import random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ import prunus.training as training
 from prunus.contract import Masks
 from prunus.errors import BadInput, RunFailed
 from prunus.training import Callback, FitConfig, Schedule, fit
+from prunus.training.batches import in_order
 from support.training import Noisy, conv_net, digits, fc, same_bytes
 
 
@@ -175,17 +177,23 @@ def test_penalty_and_distillation_change_what_is_learnt() -> None:
 
 
 def test_the_spectral_penalty_lowers_the_norms_at_no_cost_in_accuracy() -> None:
-    """Ledger P-26: the product of the norms falls by more than half, accuracy stays within two points."""
-    train, test = digits()
+    """Ledger P-26, its network, data and weight 2e-3: the product of the norms falls from 331 to 65.5 there."""
+
+    def of_unit_length(data: Any) -> TensorDataset:
+        inputs, labels = (torch.cat(part) for part in zip(*in_order(data, 4096)))
+        return TensorDataset(torch.nn.functional.normalize(inputs.flatten(1), dim=1), labels)
+
+    train, test = map(of_unit_length, digits())
     products, accuracies = [], []
-    for weight in (0.0, 1e-2):
-        model = fc("64-64-64-64-10")
-        history = fit(model, train, "15ep", FitConfig(spectral_penalty=weight), test=test)
+    for weight in (0.0, 2e-3):
+        model = fc("64-256-256-256-10")
+        config = FitConfig(lr=0.1, weight_decay=0.0, spectral_penalty=weight)
+        history = fit(model, train, "40ep", config, test=test)
         norms = [float(torch.linalg.matrix_norm(layer.weight.detach(), 2)) for layer in model.layers]
         products.append(float(np.prod(norms)))
         accuracies.append(history[-1].test_accuracy)
-    assert products[1] < products[0] / 2
-    assert accuracies[1] > accuracies[0] - 0.02
+    assert products[1] < products[0] / 3
+    assert accuracies[1] > accuracies[0] - 0.01
 
 
 def test_a_live_line_is_shown_where_asked(capfd: pytest.CaptureFixture[str]) -> None:

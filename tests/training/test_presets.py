@@ -1,5 +1,11 @@
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -53,3 +59,22 @@ def test_full_scale_presets_start(name: str) -> None:
         options = {**chosen.ticket, "method": chosen.method, "length": "1it", "config": config}
         history = prunus.training.find_ticket(model, data, **options).history
     assert history[-1].step == 1
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize("name", ["imagenet-resnet34-iterand", "imagenet-resnet50-edge-popup"] if PROVING else [])
+def test_imagenet_presets_start_on_a_data_set_of_ones_own(name: str, tmp_path: Path) -> None:
+    """Two steps on eight images of the right size, from the command line: ImageNet itself does not come with Prunus."""
+    (tmp_path / "mine.py").write_text(
+        "import torch\nfrom torch.utils.data import TensorDataset\n"
+        "dataset = TensorDataset(torch.randn(8, 3, 224, 224), torch.randint(1000, (8,)))\n"
+    )
+    options = ["--preset", name, "--data", "mine:dataset", "--length", "2it", "-o", str(tmp_path / "out"), "--json"]
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    run = subprocess.run(
+        [sys.executable, "-m", "prunus", "ticket", *options], env=environment, capture_output=True, text=True, check=False
+    )
+    assert run.returncode == 0, run.stderr
+    record = json.loads((tmp_path / "out" / "record.json").read_text())
+    assert record["history"][-1]["step"] == 2
+    assert (tmp_path / "out" / "ticket.safetensors").exists()

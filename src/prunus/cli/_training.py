@@ -101,7 +101,7 @@ def print_presets(json: bool, searches: bool) -> None:
 
     rows = [
         {"name": p.name, "model": p.model, "data": p.data, "length": p.length, "lr": p.config.lr}
-        | {"source": p.source, "status": p.reach}
+        | {"status": p.reach, "source": p.source}
         for p in PRESETS.values()
         if (p.method != "sgd") == searches
     ]

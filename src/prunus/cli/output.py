@@ -45,7 +45,8 @@ def print_table(
     """A table; columns named in `left` are text, the others numbers aligned to the right."""
     table = Table(title=title or None, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for number, column in enumerate(columns):
-        table.add_column(column, justify="left" if number in left else "right", no_wrap=number not in left)
+        text = number in left  # which is folded where it does not fit: a name must stay whole to be copied
+        table.add_column(column, justify="left" if text else "right", no_wrap=not text, overflow="fold")
     for row in rows:
         table.add_row(*(show(cell) for cell in row))
     console().print(table)
