@@ -132,11 +132,13 @@ def test_word_vectors_put_words_of_the_same_company_together() -> None:
     vectors = word_vectors(tokens, FIRST + 41, size=8)
     assert torch.equal(torch.random.get_rng_state(), state)
     assert torch.equal(vectors, word_vectors(tokens, FIRST + 41, size=8))
-    assert vectors.shape == (FIRST + 41, 8) and torch.isfinite(vectors).all()
+    assert vectors.shape == (FIRST + 41, 8)
+    assert torch.isfinite(vectors).all()
     assert abs(float(vectors.std()) - 1) < 1e-5
     unit = torch.nn.functional.normalize(vectors[FIRST : FIRST + 40], dim=1)
     alike = unit @ unit.T
-    assert alike[:20, :20].mean() > 0.75 and alike[20:, 20:].mean() > 0.75
+    assert alike[:20, :20].mean() > 0.75
+    assert alike[20:, 20:].mean() > 0.75
     assert alike[:20, 20:].mean() < 0.2
     assert not vectors[[PAD, -1]].abs().gt(1e-4).any()  # never seen: nothing is known of them
     with pytest.raises(BadInput, match="word vectors need some"):

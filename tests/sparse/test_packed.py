@@ -179,7 +179,12 @@ def test_plain_tensors_are_read_in_one_call_and_others_left_alone() -> None:
         torch.testing.assert_close(out, one @ weight.T, rtol=1e-5, atol=1e-5)
     y = x.new_full((3, 20), 7.0)
     left = [(x[0].double(), y), (x[0], y.double()), (x[0, :, :47], y), (x[0], y[:, :19]), (x[0], y[:2]), (x, y)]
-    left += [(torch.randn(48, 3).T, y), (x[0], y.new_full((20, 3), 7.0).T), (torch.nn.Parameter(x[0]), y), (x[0, 0, 0], y)]
+    left += [
+        (torch.randn(48, 3).T, y),
+        (x[0], y.new_full((20, 3), 7.0).T),
+        (torch.nn.Parameter(x[0]), y),
+        (x[0, 0, 0], y),
+    ]
     left += [("x", y), (x[0], 1.0), (x[0].to("meta"), y), (x[0].to_sparse(), y)]
     for one, out in left:
         assert not layer.linear_on(one, out, 0, 0, False, 1)
@@ -201,7 +206,8 @@ def test_torchs_default_type_does_not_matter() -> None:
             layer, sparse = BalancedLinear.from_dense(dense), SparseConv2d.from_dense(conv)
             narrow = BalancedLinear.from_dense(dense, dtype=torch.int8)
             found = [layer(x), layer(x.T.contiguous().T), sparse(image)]
-            assert narrow(x).dtype == torch.float32 and narrow.scale.dtype == torch.float32
+            assert narrow(x).dtype == torch.float32
+            assert narrow.scale.dtype == torch.float32
         finally:
             torch.set_default_dtype(torch.float32)
     for one, two in zip(found, expected):

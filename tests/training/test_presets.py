@@ -72,7 +72,11 @@ def test_imagenet_presets_start_on_a_data_set_of_ones_own(name: str, tmp_path: P
     options = ["--preset", name, "--data", "mine:dataset", "--length", "2it", "-o", str(tmp_path / "out"), "--json"]
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
     run = subprocess.run(
-        [sys.executable, "-m", "prunus", "ticket", *options], env=environment, capture_output=True, text=True, check=False
+        [sys.executable, "-m", "prunus", "ticket", *options],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert run.returncode == 0, run.stderr
     record = json.loads((tmp_path / "out" / "record.json").read_text())
