@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import os
 import shutil
@@ -52,3 +53,9 @@ def test_install_without_a_compiler(tmp_path: Path) -> None:
     record = json.loads(result.stdout)
     assert all("not built" in level for level in record["kernels"].values())
     assert any("compiler" in remark for remark in record["remarks"])
+
+
+def test_runs_as_a_module() -> None:
+    result = subprocess.run([sys.executable, "-m", "prunus", "--version"], capture_output=True, text=True)
+    assert result.returncode == 0
+    assert result.stdout.strip() == importlib.metadata.version("prunus")

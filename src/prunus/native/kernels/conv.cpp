@@ -170,7 +170,8 @@ void ConvJob::make_plane(const float *x, int64_t channel, float *planes) const {
 int64_t ConvJob::vectors() const { return divide_up(g_.by_row ? g_.out_h * g_.out_w : g_.pixels, level_.width); }
 int64_t ConvJob::tiles() const { return divide_up(vectors(), level_.max_vectors); }
 
-void ConvJob::run_tile(int64_t tile, const float *planes, const float *other, float *y) const {
+// One tile of pixels for the rows of the groups [g0, g1).
+void ConvJob::run_tile(int64_t tile, int64_t g0, int64_t g1, const float *planes, const float *other, float *y) const {
     const int64_t v0 = vectors() * tile / tiles(), v1 = vectors() * (tile + 1) / tiles(), width = level_.width;
     const int64_t ld = (v1 - v0) * width;
     const float *parts[max_parts];
@@ -194,20 +195,24 @@ void ConvJob::run_tile(int64_t tile, const float *planes, const float *other, fl
         runs = static_cast<Run *>(scratch(7, (ld + 2) * int64_t(sizeof(Run))));
         count = flat_runs(start, first, last, runs);
     }
-    float *acc = static_cast<float *>(scratch(1, p_.groups * lanes * ld * int64_t(sizeof(float))));
+    float *acc = static_cast<float *>(scratch(1, (g1 - g0) * lanes * ld * int64_t(sizeof(float))));
     for (int64_t b = 0; b < blocks_; ++b) {
         for (int64_t v = 0; b > 0 && v < v1 - v0; ++v) parts[v] += block_channels() * g_.plane;
-        for (int64_t q = 0; q < p_.groups; ++q) {
+        for (int64_t q = g0; q < g1; ++q) {
             const int64_t *cut = cuts_ + q * (blocks_ + 1) + b;
             const bool last_block = b == blocks_ - 1;
             if (cut[0] == cut[1] && b > 0 && !(last_block && g_.by_row)) continue;
             const int64_t at = (p_.slot_start[q] + cut[0]) * lanes, rows = std::min(lanes, p_.rows - q * lanes);
-            level_.tile({parts, acc + q * lanes * ld, b == 0, start, cut[1] - cut[0], rows, q * lanes, int(v1 - v0),
+            level_.tile({parts, acc + (q - g0) * lanes * ld, b == 0, start, cut[1] - cut[0], rows, q * lanes, int(v1 - v0),
                          narrow_ ? narrow_ + at : nullptr, wide_ ? wide_ + at : nullptr, values_ + at,
                          last_block && g_.by_row ? &end : nullptr});
         }
     }
-    if (!g_.by_row) level_.finish({acc, ld, p_.rows, plane, other_plane, runs, count, f_.scale, bias, other, f_.relu, y});
+    if (g_.by_row) return;
+    const int64_t row = g0 * lanes, rows = std::min(g1 * lanes, p_.rows) - row;
+    const auto from_row = [row](const float *all, int64_t step) { return all ? all + row * step : nullptr; };
+    level_.finish({acc, ld, rows, plane, other_plane, runs, count, from_row(f_.scale, 1), from_row(bias, 1),
+                   from_row(other, other_plane), f_.relu, y + row * plane});
 }
 
 // Which pixels of a tile are real, where pixels are counted over whole plane rows.
@@ -234,7 +239,12 @@ void ConvJob::image(const float *x, const float *other, float *y, int threads) c
         });
         x = planes;
     }
-    parallel(threads, tiles(), [&](int64_t t) { run_tile(t, x, other, y); });
+    // Few tiles are cut by rows too, so that threads end together.
+    const int64_t parts = threads > 1 ? std::min(p_.groups, divide_up(8 * threads, tiles())) : 1;
+    parallel(threads, tiles() * parts, [&](int64_t task) {
+        const int64_t part = task % parts;
+        run_tile(task / parts, p_.groups * part / parts, p_.groups * (part + 1) / parts, x, other, y);
+    });
 }
 
 void conv(const Level &level, const Packed &p, const Conv &c, const float *x, float *y, const Finish &f, int threads) {

@@ -53,7 +53,7 @@ class ConvJob {
     void make_plane(const float *x, int64_t channel, float *planes) const;
     int64_t vectors() const;
     int64_t tiles() const;
-    void run_tile(int64_t tile, const float *planes, const float *other, float *y) const;
+    void run_tile(int64_t tile, int64_t g0, int64_t g1, const float *planes, const float *other, float *y) const;
     int64_t flat_runs(int64_t start, int64_t first, int64_t last, Run *runs) const;
 };
 
