@@ -6,6 +6,8 @@ Most come from the rows kept in docs/evidence; `curves` trains the three network
 from __future__ import annotations
 
 import json
+import math
+import statistics
 import sys
 from pathlib import Path
 from typing import Any
@@ -42,16 +44,16 @@ def sparsities() -> Chart:
 
 
 def resamplings() -> Chart:
-    """Standard errors, not deviations: what is compared are means over seeds."""
-    rows = kept("ticket-period-rate")
-    lines: dict[str, list[tuple[float, float, float]]] = {"3 seeds": [], "12 seeds": []}
-    for row in rows[1:]:
-        point = (row["resamplings"], row["ours"], row["s.d."] / row["seeds"] ** 0.5)
-        lines[f"{row['seeds']} seeds"].append(point)
-    for line in lines.values():
-        line.sort()
-    levels = {"edge-popup": rows[0]["ours"]}
-    title = "Digits, 64-16-16-10: mean and standard error"
+    """With standard errors: what is compared are means over seeds. Settings of the same number share a point."""
+    none, *rows = kept("ticket-period-rate")
+    found: dict[tuple[int, float], list[dict[str, Any]]] = {}
+    for row in rows:
+        found.setdefault((row["seeds"], row["resamplings"]), []).append(row)
+    lines: dict[str, list[tuple[float, float, float]]] = {}
+    for (seeds, times), group in sorted(found.items()):
+        error = math.sqrt(sum(row["s.d."] ** 2 / seeds for row in group)) / len(group)
+        lines.setdefault(f"{seeds} seeds", []).append((times, statistics.fmean(row["ours"] for row in group), error))
+    title, levels = "Digits, 64-16-16-10: mean and standard error", {"edge-popup": none["ours"]}
     return Chart(title, "times a pruned weight is drawn anew", ACCURACY, lines, log_x=True, levels=levels)
 
 
