@@ -125,7 +125,7 @@ void permute_kernel(const Packed &p, int64_t group, const float *, int64_t, cons
 }  // namespace
 
 const Level &avx2_level() {
-    static constexpr Level level = {"avx2", W, max_vectors, 6, tile_kernel, decode_offsets<uint16_t>, decode_offsets<uint32_t>, decode_values, 128, prepare_tables,
+    static constexpr Level level = {"avx2", W, max_vectors, 4, tile_kernel, decode_offsets<uint16_t>, decode_offsets<uint32_t>, decode_values, 128, prepare_tables,
                                     permute_kernel, to_tile, from_tile, finish_tile, copy_floats,
                                     read_floats, multiply_adds};
     return level;

@@ -9,9 +9,19 @@ void to_tile(const float *x, int64_t ldx, int64_t samples, int64_t cols, int64_t
             for (int64_t i = n; i < n + 8; ++i) out[c * ld + i] = x[i * ldx + c];
     }
     if (n == ld) return;
-    for (int64_t c = 0; c < cols; ++c) {
-        for (int64_t i = n; i < samples; ++i) out[c * ld + i] = x[i * ldx + c];
-        for (int64_t i = samples; i < ld; ++i) out[c * ld + i] = 0.0f;
+    const int64_t left = samples - n, filled = left > 0 && n + 8 <= ld ? n + 8 : samples;
+    int64_t c = 0;
+    if (filled > samples) {  // less than a block of samples: filled up with zeros
+        constexpr int64_t run = 64;
+        float rows[8 * run] = {};
+        for (int64_t count; (count = (cols - c < run ? cols - c : run) / 8 * 8) > 0; c += count) {
+            for (int64_t i = 0; i < left; ++i) copy_floats(x + (n + i) * ldx + c, count, rows + i * run);
+            for (int64_t j = 0; j < count; j += 8) transpose8(rows + j, run, out + (c + j) * ld + n, ld);
+        }
+    }
+    for (int64_t k = 0; k < cols; ++k) {
+        for (int64_t i = n; k >= c && i < filled; ++i) out[k * ld + i] = i < samples ? x[i * ldx + k] : 0.0f;
+        for (int64_t i = filled; i < ld; ++i) out[k * ld + i] = 0.0f;
     }
 }
 
