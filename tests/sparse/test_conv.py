@@ -167,3 +167,17 @@ def test_refuses_what_does_not_fit() -> None:
     for conv in (nn.Conv2d(4, 4, 2, padding="same"), nn.Conv2d(4, 4, 3, padding=1, padding_mode="reflect")):
         with pytest.raises(BadInput, match="not supported"):
             SparseConv2d.from_dense(conv)
+
+
+@pytest.mark.parametrize("size", [36, 61, 96])  # offsets of 16 bits, at their limit, and of 32
+@pytest.mark.parametrize(
+    ("kernel", "options"), [(3, {"padding": 1}), (3, {"stride": 2}), (5, {"dilation": 2}), (1, {})]
+)
+def test_large_images(level: str, size: int, kernel: int, options: dict[str, int]) -> None:
+    generator = torch.Generator().manual_seed(size + kernel)
+    conv = nn.Conv2d(40, 18, kernel, **options)
+    with torch.no_grad():
+        conv.weight.mul_(torch.rand(conv.weight.shape, generator=generator) < 0.1)
+        layer = SparseConv2d.from_dense(conv)
+        x = torch.randn(1, 40, size, size, generator=generator)
+        torch.testing.assert_close(layer(x), copy.deepcopy(conv).double()(x.double()).float(), rtol=1e-5, atol=1e-5)
