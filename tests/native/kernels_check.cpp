@@ -139,9 +139,11 @@ std::vector<float> padded_conv(const Level &level, const Packed &p, Conv c, cons
 }
 
 void check_conv(const Level &level) {
-    const int64_t bank = draw(0, 1) ? 16 : 32, channels = draw(1, 40), rows = draw(1, 40);
+    const bool large = draw(0, 15) == 0;  // whose offsets need more than 16 bits
+    const int64_t bank = draw(0, 1) ? 16 : 32, channels = draw(large ? 16 : 1, 40), rows = draw(1, large ? 6 : 40);
     Conv c = {draw(1, 3), channels, draw(1, 18), draw(1, 34), draw(1, 4), draw(1, 4), draw(1, 3), draw(1, 3),
               draw(0, 3), draw(0, 3), draw(1, 2), draw(1, 2), {}, {}, {}};
+    if (large) c.batch = 1, c.height = draw(50, 90), c.width = draw(50, 90);
     if (draw(0, 3) == 0) c.kernel_y = c.kernel_x = c.stride_y = c.stride_x = 1, c.pad_y = c.pad_x = 0;
     if (c.height + 2 * c.pad_y <= c.dilation_y * (c.kernel_y - 1) || c.width + 2 * c.pad_x <= c.dilation_x * (c.kernel_x - 1)) return;
     const int64_t taps = c.kernel_y * c.kernel_x, blocks = (channels + bank - 1) / bank;
