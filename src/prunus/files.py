@@ -26,6 +26,9 @@ def replace_file(path: str | os.PathLike[str], content: bytes | str) -> Path:
             os.fsync(file.fileno())
         os.chmod(temporary, 0o644)
         os.replace(temporary, target)
+    except IsADirectoryError:
+        Path(temporary).unlink(missing_ok=True)
+        raise BadInput(f"{target} is a folder: name a file in it.") from None
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise

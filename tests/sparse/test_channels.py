@@ -134,3 +134,12 @@ def test_travels_through_compress_and_a_file(tmp_path: Path) -> None:
             with torch.no_grad():
                 torch.testing.assert_close(fast(x), model(x), rtol=1e-4, atol=1e-4)
                 assert torch.equal(again(x), fast(x))
+
+
+def test_flattening_part_of_an_image_is_not_mistaken_for_all_of_it() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.Flatten(1, 2), nn.Linear(8, 5)).eval()
+    with torch.no_grad():
+        model[0].weight[1] = 0
+        model[0].bias[1] = 0
+        x = torch.randn(2, 3, 5, 8)
+        torch.testing.assert_close(compress(model, example=x, select="always")(x), model(x))

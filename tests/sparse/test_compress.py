@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.nn.utils import prune as torch_prune
 
 import prunus
 from prunus.errors import BadInput
@@ -186,3 +187,31 @@ def test_refuses_bad_input() -> None:
         compress(model, select="always")
     with torch.device("meta"), pytest.raises(BadInput, match="CPU"):
         compress(nn.Linear(2, 2))
+
+
+def test_wrong_arguments_are_named() -> None:
+    model = pruned(nn.Sequential(nn.Linear(32, 16)))
+    with pytest.raises(BadInput, match=r"takes prunus\.Masks, not dict"):
+        compress(model, {"0.weight": torch.ones(16, 32)})
+    for order in (torch.arange(5), torch.arange(32) + 5, torch.zeros(32, dtype=torch.long)):
+        with pytest.raises(BadInput, match="must name each of them once"):
+            compress(model, permutations={"0": order}, select="always")
+    by_torch = nn.Sequential(nn.Linear(32, 16))
+    torch_prune.random_unstructured(by_torch[0], "weight", 0.5)
+    by_torch(torch.randn(1, 32))
+    with pytest.raises(BadInput, match=r"prune\.remove"):
+        compress(by_torch)
+
+
+def test_default_type_does_not_matter() -> None:
+    model, x = (
+        pruned(nn.Sequential(nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 10)), exclude=("2",)),
+        torch.randn(8, 256),
+    )
+    torch.set_default_dtype(torch.float64)
+    try:
+        fast = compress(model, example=x)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    with torch.no_grad():
+        close(fast(x), model(x))

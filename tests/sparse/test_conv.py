@@ -161,7 +161,7 @@ def test_images_of_any_layout() -> None:
 
 def test_refuses_what_does_not_fit() -> None:
     layer = SparseConv2d.from_dense(nn.Conv2d(4, 4, 3))
-    for x in (torch.ones(1, 5, 8, 8), torch.ones(4, 8, 8), torch.ones(1, 4, 8, 8).double(), torch.ones(1, 4, 2, 2)):
+    for x in (torch.ones(1, 5, 8, 8), torch.ones(4, 8), torch.ones(1, 4, 8, 8).double(), torch.ones(1, 4, 2, 2)):
         with pytest.raises(BadInput), torch.no_grad():
             layer(x)
     for conv in (nn.Conv2d(4, 4, 2, padding="same"), nn.Conv2d(4, 4, 3, padding=1, padding_mode="reflect")):
@@ -181,3 +181,13 @@ def test_large_images(level: str, size: int, kernel: int, options: dict[str, int
         layer = SparseConv2d.from_dense(conv)
         x = torch.randn(1, 40, size, size, generator=generator)
         torch.testing.assert_close(layer(x), copy.deepcopy(conv).double()(x.double()).float(), rtol=1e-5, atol=1e-5)
+
+
+def test_stands_where_the_dense_layer_stood() -> None:
+    conv = nn.Conv2d(4, 6, 3, stride=2, padding=1).requires_grad_(False)
+    layer, x = SparseConv2d.from_dense(conv), torch.randn(4, 9, 8)
+    torch.testing.assert_close(layer(input=x), conv(x))  # one image without a batch, and torch's name of the argument
+    for name in ("in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation"):
+        assert getattr(layer, name) == getattr(conv, name)
+    flipped = torch._neg_view(x[None])
+    torch.testing.assert_close(layer(flipped), conv(-x[None]))

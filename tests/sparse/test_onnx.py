@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import prunus
+from prunus.errors import BadInput
 from prunus.sparse import export_onnx
 
 onnx = pytest.importorskip("onnx", reason="needs the extra export")
@@ -29,3 +30,15 @@ def test_the_file_agrees_and_notes_the_masks(tmp_path: Path) -> None:
     note = {entry.key: entry.value for entry in onnx.load(path).metadata_props}["prunus.masks"]
     rows = json.loads(note)["layers"]
     assert {name: row["kept"] for name, row in rows.items()} == {row.name: row.kept for row in masks.layers}
+
+
+def test_several_outputs_and_clear_refusals(tmp_path: Path) -> None:
+    lstm, x = torch.nn.LSTM(8, 5).eval(), torch.randn(3, 2, 8, requires_grad=True)
+    assert export_onnx(lstm, tmp_path / "lstm.onnx", x).exists()
+    model = prunus.models.make("fc:64-48-10").eval()
+    with pytest.raises(BadInput, match="cannot run on the example"):
+        export_onnx(model, tmp_path / "net.onnx", torch.randn(3, 63))
+    packed = prunus.compress(model, example=torch.randn(3, 64), select="always")
+    with pytest.raises(BadInput, match="is compressed"):
+        export_onnx(packed, tmp_path / "net.onnx", torch.randn(3, 64))
+    assert not (tmp_path / "net.onnx").exists()

@@ -7,6 +7,7 @@ import threading
 
 import pytest
 import torch
+from torch.autograd import forward_ad
 
 from prunus.errors import BadInput
 from prunus.sparse import BalancedLinear, SparseConv2d, pack
@@ -72,7 +73,7 @@ def test_without_columns_the_bias_is_left(level: str) -> None:
             assert torch.equal(found, bias.expand(batch, 29))
 
 
-@pytest.mark.parametrize(("dtype", "relative"), [(torch.bfloat16, 2.0**-9), (torch.int8, None)])
+@pytest.mark.parametrize(("dtype", "relative"), [(torch.bfloat16, 2.0**-8), (torch.int8, None)])
 def test_narrow_values_stay_within_their_bounds(level: str, dtype: torch.dtype, relative: float | None) -> None:
     generator = torch.Generator().manual_seed(6)
     for batch in (1, 2, 5, 9, 40):
@@ -317,3 +318,67 @@ def test_exports_as_one_node() -> None:
         torch.testing.assert_close(program.module()(x), layer(x), rtol=0, atol=0)
         compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
         torch.testing.assert_close(compiled(x), layer(x), rtol=0, atol=0)
+
+
+def test_moved_converted_and_replaced_tensors() -> None:
+    dense = torch.nn.Linear(48, 33).requires_grad_(False)
+    layer, x = BalancedLinear.from_dense(dense), torch.randn(5, 48)
+    wanted = layer(x)
+    layer.share_memory()
+    assert torch.equal(layer(x), wanted)
+    layer.values.data = layer.values.clone()
+    assert torch.equal(layer(x), wanted)
+    for convert in (layer.half, layer.double, layer.bfloat16):
+        with pytest.raises(BadInput, match="run float32 and cannot be converted"):
+            convert()
+        assert torch.equal(layer(x), wanted)
+    assert torch.equal(layer(torch._neg_view(-x)), wanted)
+    assert torch.equal(layer(input=x), wanted)
+    layer.bias = torch.nn.Parameter(torch.zeros(3), requires_grad=False)
+    with pytest.raises(BadInput, match="a bias of 33 numbers"):
+        layer(x)
+    with pytest.raises(BadInput, match="bias of a layer with 33 outputs"):
+        BalancedLinear(pack(dense.weight), torch.zeros(3))
+
+
+def test_a_state_whose_content_does_not_fit_is_refused() -> None:
+    def one_column(columns: int) -> BalancedLinear:
+        weight = torch.zeros(16, columns)
+        weight[:, -1] = 1.0
+        return BalancedLinear(pack(weight, 16))
+
+    small, large = one_column(16), one_column(1 << 12)
+    wanted = small(torch.ones(1, 16))
+    with pytest.raises(BadInput, match="does not fit this layer"):
+        small.load_state_dict(large.state_dict())
+    assert torch.equal(small(torch.ones(1, 16)), wanted)
+    with pytest.raises(BadInput, match="packs another mask"):
+        small.load_state_dict({name: value.double() for name, value in small.state_dict().items()}, assign=True)
+
+
+def test_transforms_of_torch_go_through_the_dense_weight() -> None:
+    weight, x = torch.randn(8, 16), torch.randn(16)
+    layer = BalancedLinear(pack(weight))
+    for transform in (torch.func.jacfwd, torch.func.jacrev):
+        torch.testing.assert_close(transform(layer)(x), weight)
+    with torch.no_grad():
+        torch.testing.assert_close(torch.vmap(layer)(x.expand(3, 16)), x.expand(3, 16) @ weight.T)
+    with forward_ad.dual_level():
+        out = forward_ad.unpack_dual(layer(forward_ad.make_dual(x, torch.ones(16))))
+        torch.testing.assert_close(out.tangent, weight.sum(1))
+    conv = torch.nn.Conv2d(3, 4, 3).requires_grad_(False)
+    image = torch.randn(1, 3, 5, 5)
+    sparse = SparseConv2d.from_dense(conv)
+    torch.testing.assert_close(torch.func.jacfwd(sparse)(image), torch.func.jacfwd(conv)(image))
+
+
+def test_weights_too_large_for_bfloat16_and_layers_without_columns() -> None:
+    with pytest.raises(BadInput, match="too large for bfloat16"):
+        pack(torch.full((3, 3), 3.4e38), None, torch.bfloat16)
+    empty = BalancedLinear(pack(torch.zeros(4, 0)), torch.ones(4))
+    with torch.no_grad():
+        for shape in ((0,), (2, 0), (2, 3, 0)):
+            assert torch.equal(empty(torch.zeros(shape)), torch.ones(*shape[:-1], 4))
+    for wrong in (torch.eye(4).to_sparse(), torch.zeros(4, 4, device="meta"), [[1.0]]):
+        with pytest.raises(BadInput, match="Only dense tensors"):
+            pack(wrong)

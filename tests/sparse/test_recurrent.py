@@ -68,3 +68,32 @@ def test_refuses_projections_and_packed_sequences() -> None:
     packed = nn.utils.rnn.pack_sequence([torch.randn(3, 8)])
     with pytest.raises(BadInput, match="packed sequence"):
         fast(packed)
+
+
+def test_stands_where_torchs_layer_stood() -> None:
+    cell, lstm = nn.LSTMCell(8, 5).requires_grad_(False), nn.LSTM(8, 5).requires_grad_(False)
+    fast = SparseLSTMCell.from_dense(cell)
+    x, state = torch.randn(8), (torch.randn(5), torch.randn(5))
+    for found, wanted in zip((*fast(input=x), *fast(x, state)), (*cell(x), *cell(x, state))):
+        torch.testing.assert_close(found, wanted)
+    layer = SparseLSTM.from_dense(lstm)
+    layer.flatten_parameters()
+    assert (layer.input_size, layer.hidden_size) == (8, 5)
+    torch.testing.assert_close(layer(input=torch.ones(3, 2, 8))[0], lstm(torch.ones(3, 2, 8))[0])
+
+
+def test_a_layer_fed_packed_sequences_stays_dense() -> None:
+    class Reader(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lstm = nn.LSTM(8, 5, batch_first=True)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            lengths = torch.tensor([3, 2])
+            return self.lstm(nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True))[1][0]
+
+    model, x = Reader().eval(), torch.randn(2, 3, 8)
+    fast = compress(model, example=x, select="always")
+    assert type(fast.lstm) is nn.LSTM
+    with torch.no_grad():
+        torch.testing.assert_close(fast(x), model(x))

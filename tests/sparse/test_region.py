@@ -200,7 +200,7 @@ def test_what_is_traced_or_differentiated_is_the_plain_graph() -> None:
 def test_wrong_images_are_refused_in_one_sentence() -> None:
     _, fast = fused_net()
     with torch.no_grad():
-        for wrong in (torch.randn(1, 4, 32, 32), torch.randn(3, 32, 32), torch.randn(1, 3, 32, 32).double()):
+        for wrong in (torch.randn(1, 4, 32, 32), torch.randn(32, 32), torch.randn(1, 3, 32, 32).double()):
             with pytest.raises(BadInput, match=r"^[^\n]*\.$"):
                 fast(wrong)
 
@@ -234,3 +234,29 @@ def test_several_threads_run_one_fused_network() -> None:
     for thread in threads:
         thread.join()
     assert not wrong
+
+
+def test_what_is_added_may_be_spread_over_the_image() -> None:
+    class Gated(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Conv2d(16, 16, 3, padding=1), nn.Conv2d(16, 16, 3, padding=1)
+            self.gate, self.shift = nn.Conv2d(16, 16, 1), nn.Parameter(torch.randn(1, 16, 1, 1))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = torch.relu(self.first(x) + self.gate(x.mean((2, 3), keepdim=True)))
+            return torch.relu(self.second(x) + self.shift)
+
+    model = Gated().eval()
+    fast, x = compress(model, select="always", fuse=True), torch.randn(2, 16, 8, 8)
+    with torch.no_grad():
+        torch.testing.assert_close(fast(x), model(x), rtol=1e-4, atol=1e-5)
+
+
+def test_moved_weights_are_seen() -> None:
+    _, fast = fused_net()
+    x = torch.randn(1, 3, 32, 32)
+    with torch.no_grad():
+        wanted = fast(x)
+        fast.share_memory()
+        assert torch.equal(fast(x), wanted)

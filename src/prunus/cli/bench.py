@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 
 _LINEAR = re.compile(r"(\d+)x(\d+)")
 _CONV = re.compile(r"conv:(\d+)-(\d+)-(\d+)@(\d+)")
+_LARGEST = 1 << 28
 
 
 def bench(
@@ -76,10 +78,14 @@ def _one(
 ) -> Result:
     from torch import nn
 
+    from prunus.errors import BadInput
     from prunus.pruning import prune
     from prunus.sparse import _bench
 
     linear, conv = _LINEAR.fullmatch(name), _CONV.fullmatch(name)
+    sizes = [int(size) for size in (linear or conv or ("",)).groups()] if linear or conv else []  # type: ignore[union-attr]
+    if sizes and (min(sizes) < 1 or math.prod(sizes[: 2 if linear else 3]) > _LARGEST):
+        raise BadInput(f"{name!r} cannot be timed: sizes must be at least 1, and weights at most {_LARGEST:,}.")
     if linear:
         layer = nn.Linear(int(linear[2]), int(linear[1]), bias=False)
         prune(layer, sparsity, pattern=pattern)

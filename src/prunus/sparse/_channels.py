@@ -133,7 +133,7 @@ class _Follower:
             return self._norm(name, module, value)
         if type(module) is nn.ReLU:
             return value.now(value.constant.clamp(min=0))
-        if type(module) is nn.Flatten and module.start_dim == 1 and image:
+        if type(module) is nn.Flatten and (module.start_dim, module.end_dim) == (1, -1) and image:
             return value.now(layout="flat")
         return value if type(module) in (nn.Identity, nn.Dropout) or (image and type(module) in _PASS) else None
 

@@ -16,7 +16,7 @@ from prunus.sparse._explain import make_row
 from prunus.sparse._geometry import Geometry
 from prunus.sparse._graph import batch_norm_pairs, folded
 from prunus.sparse._measure import Timing, compare
-from prunus.sparse._modules import BalancedLinear, PackedModule, SparseConv2d
+from prunus.sparse._modules import BalancedLinear, PackedModule, SparseConv2d, check_order
 from prunus.sparse._packed import KINDS
 from prunus.sparse._plan import Plan, describe, install
 from prunus.sparse._recurrent import SparseLSTM, SparseLSTMCell
@@ -48,8 +48,12 @@ def compress(
     graph where the model can be traced, whose inner results live in memory that is used again. `permutations` are
     orders of columns by layer, as `find_permuted_masks` gives them. The copy is in evaluation mode.
     """
-    _check_arguments(model, select, dtype)
-    work = copy.deepcopy(model).eval()
+    _check_arguments(model, masks, select, dtype)
+    try:
+        work = copy.deepcopy(model).eval()
+    except RuntimeError as error:
+        hint = "prune.remove makes the pruning of torch.nn.utils.prune permanent"
+        raise BadInput(f"The model cannot be copied ({str(error).splitlines()[0]}): {hint}.") from error
     if masks is not None:
         masks.apply_(work)
     shapes_left: dict[str, list[int]] = {}
@@ -57,7 +61,7 @@ def compress(
         work, shapes_left = remove_channels(work)
     layers = _candidates(work)
     wanted = _wanted(select, layers)
-    shapes = _shapes(work, layers, example)
+    shapes, foreign = _shapes(work, layers, example)
     norms = batch_norm_pairs(work)
     orders = _orders(permutations, layers)
     plan, modules = Plan(fused=fuse, shapes=shapes_left), dict[str, nn.Module]()
@@ -67,7 +71,7 @@ def compress(
         total = sum(weight.numel() for weight in weights)
         sparsity = 1 - sum(int(weight.count_nonzero()) for weight in weights) / max(1, total)
         hopeless = sparsity < LEAST_SPARSITY and (total > SMALL or name not in norms)
-        if decision == "never" or (decision == "measured" and hopeless):
+        if decision == "never" or name in foreign or (decision == "measured" and hopeless):
             plan.rows.append(make_row(name, layer, None, None))
             continue
         packed = _replacement(name, layer, norms, work, dtype, orders.get(name))
@@ -83,9 +87,11 @@ def compress(
     return install(work, plan, modules)
 
 
-def _check_arguments(model: nn.Module, select: Any, dtype: Any) -> None:
+def _check_arguments(model: nn.Module, masks: Any, select: Any, dtype: Any) -> None:
     if not isinstance(model, nn.Module):
         raise BadInput(f"compress takes a torch module, not {type(model).__name__}.")
+    if masks is not None and not isinstance(masks, Masks):
+        raise BadInput(f"compress takes prunus.Masks, not {type(masks).__name__}: make them with prunus.Masks(...).")
     if not (select in ("measured", "always") if isinstance(select, str) else isinstance(select, Mapping)):
         raise BadInput(
             f'select must be "measured", "always" or a mapping from layers to True or False, not {select!r}.'
@@ -142,23 +148,30 @@ def _orders(permutations: Mapping[str, Tensor] | None, layers: Mapping[str, nn.M
     for name in permutations or {}:
         if type(layers.get(name)) is not nn.Linear:
             raise BadInput(f"A permutation is given for {name!r}, which is not a linear layer of this model.")
+        check_order((permutations or {})[name], layers[name].in_features)  # type: ignore[arg-type]
     return permutations or {}
 
 
-def _shapes(model: nn.Module, layers: Mapping[str, nn.Module], example: Any) -> dict[str, tuple[int, ...]]:
-    """The shape each layer sees when the example runs."""
+def _shapes(
+    model: nn.Module, layers: Mapping[str, nn.Module], example: Any
+) -> tuple[dict[str, tuple[int, ...]], set[str]]:
+    """The shape each layer sees when the example runs, and the layers fed something else (a packed sequence)."""
     if example is None:
-        return {}
+        return {}, set()
     shapes: dict[str, tuple[int, ...]] = {}
+    foreign: set[str] = set()
 
     def note(name: str) -> Any:
-        def hook(_: nn.Module, inputs: tuple[Any, ...]) -> None:
-            if inputs and isinstance(inputs[0], Tensor):
-                shapes.setdefault(name, tuple(inputs[0].shape))
+        def hook(_: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
+            first = inputs[0] if inputs else named.get("input")
+            if isinstance(first, Tensor):
+                shapes.setdefault(name, tuple(first.shape))
+            else:
+                foreign.add(name)
 
         return hook
 
-    handles = [layer.register_forward_pre_hook(note(name)) for name, layer in layers.items()]
+    handles = [layer.register_forward_pre_hook(note(name), with_kwargs=True) for name, layer in layers.items()]
     arguments = example if isinstance(example, tuple) else (example,)
     try:
         with torch.no_grad():
@@ -169,7 +182,7 @@ def _shapes(model: nn.Module, layers: Mapping[str, nn.Module], example: Any) -> 
     finally:
         for handle in handles:
             handle.remove()
-    return shapes
+    return shapes, foreign
 
 
 def _replacement(

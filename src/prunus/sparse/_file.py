@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from prunus.errors import BadFile, BadInput
 from prunus.files import replace_file
 from prunus.sparse._channels import apply_shapes
+from prunus.sparse._geometry import Geometry
 from prunus.sparse._plan import VERSION, Plan, build, install, plan_of
 
 FORMAT = "prunus-sparse"
@@ -150,7 +151,7 @@ def _misplaced(model: nn.Module, name: str, spec: dict[str, Any]) -> str:
     if isinstance(module, nn.Linear):
         found = f"linear {module.out_features} x {module.in_features}"
     elif isinstance(module, nn.Conv2d):
-        found = f"conv2d {module.out_channels} x {module.in_channels} x {tuple(module.kernel_size)}"
+        found = _conv_words(_geometry_of(module))
     elif isinstance(module, (nn.LSTM, nn.LSTMCell)):
         kind, layers = ("lstm", module.num_layers) if isinstance(module, nn.LSTM) else ("lstm cell", 1)
         both = isinstance(module, nn.LSTM) and module.bidirectional
@@ -162,10 +163,22 @@ def _misplaced(model: nn.Module, name: str, spec: dict[str, Any]) -> str:
     return "" if found == wanted else f"{wanted}, but the model has {found}"
 
 
+def _geometry_of(conv: nn.Conv2d) -> list[int]:
+    try:
+        return Geometry.of(conv).numbers()
+    except BadInput:  # a padding that is never packed
+        return [conv.in_channels, conv.out_channels, *conv.kernel_size, *[-1] * 6]
+
+
+def _conv_words(numbers: list[int]) -> str:
+    inputs, outputs, *pairs = numbers
+    kernel, stride, padding, dilation = (tuple(pairs[i : i + 2]) for i in range(0, 8, 2))
+    return f"conv2d {outputs} x {inputs} x {kernel}, stride {stride}, padding {padding}, dilation {dilation}"
+
+
 def _name_kind(spec: dict[str, Any]) -> str:
     if spec["kind"] == "conv2d":
-        inputs, outputs, *kernel = spec["geometry"][:4]
-        return f"conv2d {outputs} x {inputs} x {tuple(kernel)}"
+        return _conv_words(list(spec["geometry"]))
     if spec["kind"] in ("lstm", "lstm cell"):
         cells = spec["cells"] if spec["kind"] == "lstm" else [spec]
         first = cells[0]

@@ -42,7 +42,7 @@ def compare(dense: nn.Module, ours: nn.Module, shape: tuple[int, ...], key: Any 
     full_key = (key, shape, torch.get_num_threads(), level)
     if key is not None and full_key in _known:
         return _known[full_key]
-    x = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float32)
     with torch.no_grad():
         seconds = in_turn([lambda: dense(x), lambda: ours(x)])
     timing = Timing(seconds[0], seconds[1], shape)

@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._C._functorch import peek_interpreter_stack
+from torch.autograd import forward_ad
 
 from prunus.errors import BadInput
 from prunus.sparse import _ops
@@ -13,6 +15,24 @@ from prunus.sparse._geometry import Geometry
 from prunus.sparse._packed import Packed, pack
 
 _FIELDS = ("values", "index", "schedule", "starts", "scale")
+
+
+def transformed() -> bool:
+    """Whether a transform of torch.func, or forward-mode differentiation, is under way.
+
+    The registered operators have no rules for these, and forward mode would lose tangents without a word: layers then
+    compute with the dense weight.
+    """
+    if torch.compiler.is_compiling():
+        return False
+    return peek_interpreter_stack() is not None or forward_ad._current_level >= 0
+
+
+def check_order(permutation: Tensor, columns: int) -> None:
+    """Whether `permutation` names each of so many columns once."""
+    order = permutation.detach().cpu()
+    if order.dtype.is_floating_point or not torch.equal(order.long().sort().values, torch.arange(columns)):
+        raise BadInput(f"A permutation of {columns} columns must name each of them once.")
 
 
 class PackedModule(nn.Module):
@@ -24,6 +44,8 @@ class PackedModule(nn.Module):
 
     def __init__(self, packed: Packed, bias: Tensor | None) -> None:
         super().__init__()
+        if bias is not None and tuple(bias.shape) != (packed.rows,):
+            raise BadInput(f"The bias of a layer with {packed.rows} outputs cannot have shape {tuple(bias.shape)}.")
         self.rows, self.cols, self.bank = packed.rows, packed.cols, packed.bank
         tensors = packed.tensors()
         for field in _FIELDS:
@@ -31,14 +53,19 @@ class PackedModule(nn.Module):
         parameter = None if bias is None else nn.Parameter(bias.detach().to(torch.float32).clone())
         self.register_parameter("bias", parameter)
         self._view: Packed | None = None
+        self._where = (0, 0)
 
     @property
     def packed(self) -> Packed:
-        """The weight as a `Packed` over the module's buffers."""
+        """The weight as a `Packed` over the module's buffers; a new one where they were replaced or moved."""
         view, buffers = self._view, self._buffers
-        if view is None or view.values is not buffers["values"] or view.index is not buffers["index"]:
-            view = Packed(self.rows, self.cols, self.bank, *(getattr(self, field) for field in _FIELDS))
-            self._view = view
+        values, index = buffers["values"], buffers["index"]
+        same = view is not None and view.values is values and view.index is index
+        if same and self._where == (values.data_ptr(), index.data_ptr()):  # type: ignore[union-attr]
+            assert view is not None
+            return view
+        view = Packed(self.rows, self.cols, self.bank, *(getattr(self, field) for field in _FIELDS))
+        self._view, self._where = view, (view.values.data_ptr(), view.index.data_ptr())
         return view
 
     def tensors(self) -> list[Tensor]:
@@ -56,14 +83,32 @@ class PackedModule(nn.Module):
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_view": None}  # the view holds addresses of this object's tensors
 
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        if fn(torch.empty(1, dtype=torch.float32)).dtype != torch.float32:
+            raise BadInput(
+                "Packed layers run float32 and cannot be converted; compress(..., dtype=torch.bfloat16) stores their "
+                "weights in half the space."
+            )
+        super()._apply(fn, recurse)
+        self._view = None
+        return self
+
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        found = {}
         for field in ("schedule", "starts", "index", "values", "scale"):
             mine, other = getattr(self, field), state_dict.get(prefix + field)
-            if mine is not None and other is not None and mine.shape != other.shape:
+            found[field] = mine if mine is None or other is None else other
+            if mine is not None and other is not None and (mine.shape != other.shape or mine.dtype != other.dtype):
                 raise BadInput(
-                    f"The state for {prefix.rstrip('.')!r} packs another mask ({field} has shape {tuple(other.shape)}, "
-                    f"not {tuple(mine.shape)}): compress the model the state came from, or use prunus.sparse.load."
+                    f"The state for {prefix.rstrip('.')!r} packs another mask ({field} has shape {tuple(other.shape)} "
+                    f"of {other.dtype}, not {tuple(mine.shape)} of {mine.dtype}): compress the model the state came "
+                    "from, or use prunus.sparse.load."
                 )
+        if not any(tensor is not None and tensor.is_meta for tensor in found.values()):
+            plain = {name: None if tensor is None else tensor.cpu().contiguous() for name, tensor in found.items()}
+            wrong = Packed(self.rows, self.cols, self.bank, **plain).problem()  # type: ignore[arg-type]
+            if wrong:
+                raise BadInput(f"The state for {prefix.rstrip('.')!r} does not fit this layer: {wrong}.")
         super()._load_from_state_dict(state_dict, prefix, *rest)
         self._view = None
 
@@ -82,8 +127,8 @@ class BalancedLinear(PackedModule):
     ) -> None:
         super().__init__(packed, bias)
         self.relu = relu
-        if permutation is not None and not torch.equal(permutation.sort().values, torch.arange(packed.cols)):
-            raise BadInput(f"A permutation of {packed.cols} columns must name each of them once.")
+        if permutation is not None:
+            check_order(permutation, packed.cols)
         self.register_buffer("permutation", permutation)
 
     @classmethod
@@ -96,6 +141,8 @@ class BalancedLinear(PackedModule):
     ) -> BalancedLinear:
         """Pack what is not zero in `linear.weight`, its columns in the order of `permutation` where given."""
         weight = linear.weight.detach()
+        if permutation is not None:
+            check_order(permutation, weight.shape[1])
         weight = weight if permutation is None else weight[:, permutation]
         return cls(pack(weight, bank, dtype), linear.bias, permutation=permutation)
 
@@ -107,10 +154,12 @@ class BalancedLinear(PackedModule):
     def out_features(self) -> int:
         return self.rows
 
-    def forward(self, x: Tensor) -> Tensor:
-        order = self._buffers["permutation"]
+    def forward(self, input: Tensor) -> Tensor:
+        order, x = self._buffers["permutation"], input
         if order is not None:
             x = x.index_select(-1, order)
+        if transformed():
+            return _ops.dense_linear(self.packed, x, self.bias, self.relu)
         if self.plain(x):
             return _ops.run_linear(self.packed, x, self._parameters["bias"], self.relu)
         return torch.ops.prunus.sparse_linear(x, self.bias, self.tensors(), self.rows, self.cols, self.bank, self.relu)
@@ -149,12 +198,45 @@ class SparseConv2d(PackedModule):
     def out_channels(self) -> int:
         return self.geometry.outputs
 
-    def forward(self, x: Tensor, other: Tensor | None = None) -> Tensor:
+    @property
+    def kernel_size(self) -> tuple[int, int]:
+        return self.geometry.kernel
+
+    @property
+    def stride(self) -> tuple[int, int]:
+        return self.geometry.stride
+
+    @property
+    def padding(self) -> tuple[int, int]:
+        return self.geometry.padding
+
+    @property
+    def dilation(self) -> tuple[int, int]:
+        return self.geometry.dilation
+
+    def forward(self, input: Tensor, other: Tensor | None = None) -> Tensor:
+        x = input
+        if isinstance(x, Tensor) and x.dim() == 3:  # one image without a batch; what fx traces is no tensor
+            return self.forward(x.unsqueeze(0), None if other is None else other.unsqueeze(0)).squeeze(0)
+        if isinstance(other, Tensor) and not self._fits(x, other):
+            out = self._run(x, None, False) + other
+            return out.relu() if self.relu else out
+        return self._run(x, other, self.relu)
+
+    def _fits(self, x: Tensor, other: Tensor) -> bool:
+        """Whether `other` has the shape of the result; one that is spread over it is added afterwards."""
+        if x.dim() != 4 or other.dim() != 4 or other.shape[0] != x.shape[0] or other.shape[1] != self.rows:
+            return False
+        return tuple(other.shape[2:]) == self.geometry.output(x.shape[2], x.shape[3])
+
+    def _run(self, x: Tensor, other: Tensor | None, relu: bool) -> Tensor:
+        if transformed():
+            return _ops.dense_conv2d(self.packed, self.geometry, x, self.bias, other, relu)
         if self.plain(x) and (other is None or self.plain(other)):
-            return _ops.run_conv2d(self.packed, self.geometry, x, self._parameters["bias"], other, self.relu)
+            return _ops.run_conv2d(self.packed, self.geometry, x, self._parameters["bias"], other, relu)
         numbers = self.geometry.numbers()
         return torch.ops.prunus.sparse_conv2d(
-            x, self.bias, other, self.tensors(), self.rows, self.cols, self.bank, self.relu, numbers
+            x, self.bias, other, self.tensors(), self.rows, self.cols, self.bank, relu, numbers
         )
 
     def extra_repr(self) -> str:

@@ -12,10 +12,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from prunus.contract import Masks
-from prunus.errors import MissingExtra, RunFailed
+from prunus.errors import BadInput, MissingExtra, RunFailed
 from prunus.files import replace_file
+from prunus.sparse._modules import PackedModule
 
 
 def to_onnx(model: nn.Module, example: Tensor | tuple[Any, ...]) -> bytes:
@@ -25,20 +27,38 @@ def to_onnx(model: nn.Module, example: Tensor | tuple[Any, ...]) -> bytes:
         import onnxscript  # noqa: F401 - torch's exporter needs it
     except ImportError:
         raise MissingExtra("onnx and onnxscript", "export", "Export to ONNX") from None
-    arguments = example if isinstance(example, tuple) else (example,)
-    logger = logging.getLogger("torch.onnx")
-    level = logger.level
-    logger.setLevel(logging.ERROR)  # it warns of every optional package it does not find
+    arguments = _arguments(example)
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "torch._dynamo", "torch.fx")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL)  # of every optional package it does not find, and pages where it fails
+    try:
+        with torch.no_grad():
+            model.eval()(*arguments)
+    except (RuntimeError, TypeError, ValueError, IndexError) as error:
+        raise BadInput(f"The model cannot run on the example ({_first_line(error)}): give a fitting input.") from error
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            program = torch.onnx.export(model.eval(), arguments, dynamo=True, verbose=False)
+            program = torch.onnx.export(model, arguments, dynamo=True, verbose=False)
+    except Exception as error:  # torch raises many kinds, with pages of advice
+        raise RunFailed(f"torch cannot export this model to ONNX: {_first_line(error)}") from error
     finally:
-        logger.setLevel(level)
+        for logger, level in zip(loggers, levels):
+            logger.setLevel(level)
     assert program is not None
     buffer = io.BytesIO()
     onnx.save(program.model_proto, buffer)
     return buffer.getvalue()
+
+
+def _arguments(example: Any) -> tuple[Any, ...]:
+    parts = example if isinstance(example, tuple) else (example,)
+    return tuple(part.detach() if isinstance(part, Tensor) else part for part in parts)
+
+
+def _first_line(error: Exception) -> str:
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
 def export_onnx(
@@ -56,6 +76,8 @@ def export_onnx(
     """
     import copy
 
+    if any(isinstance(module, PackedModule) for module in model.modules()):
+        raise BadInput("This model is compressed: export the pruned model it was made from, which has dense weights.")
     dense = copy.deepcopy(model).eval()
     masks = Masks.from_model(dense) if masks is None else masks
     masks.apply_(dense)
@@ -81,12 +103,12 @@ def _compare(model: nn.Module, body: bytes, example: Tensor | tuple[Any, ...]) -
         import onnxruntime
     except ImportError:
         return
-    arguments = example if isinstance(example, tuple) else (example,)
+    arguments = [part for part in tree_leaves(_arguments(example)) if isinstance(part, Tensor)]
     session = onnxruntime.InferenceSession(body, providers=["CPUExecutionProvider"])
     feed = {entry.name: value.numpy() for entry, value in zip(session.get_inputs(), arguments)}
-    found = torch.from_numpy(session.run(None, feed)[0])
     with torch.no_grad():
-        expected = model(*arguments)
-    worst = float((found - expected).abs().max()) if expected.numel() else 0.0
-    if not worst <= 1e-3 * max(1.0, float(expected.abs().max())):
-        raise RunFailed(f"The exported file disagrees with the model by {worst:.3g}; it was not written.")
+        expected = [part for part in tree_leaves(model(*_arguments(example))) if isinstance(part, Tensor)]
+    for found, wanted in zip(session.run(None, feed), expected):
+        worst = float((torch.from_numpy(found) - wanted).abs().max()) if wanted.numel() else 0.0
+        if not worst <= 1e-3 * max(1.0, float(wanted.abs().max()) if wanted.numel() else 0.0):
+            raise RunFailed(f"The exported file disagrees with the model by {worst:.3g}; it was not written.")

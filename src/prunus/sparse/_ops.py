@@ -7,6 +7,7 @@ matrix.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -25,11 +26,14 @@ def run_linear(
     packed: Packed, x: Tensor, bias: Tensor | None = None, relu: bool = False, choice: int = AUTOMATIC
 ) -> Tensor:
     """x (..., cols) times the transposed matrix, plus bias, float32: (..., rows). No gradients."""
+    if bias is not None:
+        check_bias(packed, bias)
+    if x.is_neg():
+        x = x.resolve_neg()
     layer = packed.layer
     if layer is None:
         check_input(packed, x)
-        out = functional.linear(x, packed.dense(), bias)
-        return out.relu_() if relu else out
+        return dense_linear(packed, x, bias, relu)
     added, scale = 0 if bias is None else bias.data_ptr(), 0 if packed.scale is None else packed.scale.data_ptr()
     threads = torch.get_num_threads()
     if choice == AUTOMATIC:
@@ -37,13 +41,25 @@ def run_linear(
         if layer.linear_on(x, out, added, scale, relu, threads):  # mostly; what follows costs a few microseconds more
             return out
     check_input(packed, x)
-    flat = x if x.dim() == 2 else x.reshape(-1, packed.cols)
+    flat = x if x.dim() == 2 else x.reshape(math.prod(x.shape[:-1]), packed.cols)
     if flat.stride(-1) != 1 or (flat.shape[0] > 1 and flat.stride(0) < packed.cols):
         flat = flat.contiguous()
     batch = flat.shape[0]
     out = x.new_empty(batch, packed.rows)
     layer.linear(flat.data_ptr(), flat.stride(0), batch, out.data_ptr(), added, scale, relu, threads, choice)
     return out if x.dim() == 2 else out.reshape(*x.shape[:-1], packed.rows)
+
+
+def dense_linear(packed: Packed, x: Tensor, bias: Tensor | None, relu: bool) -> Tensor:
+    """The same through the dense matrix: any transform of torch, no speed."""
+    out = functional.linear(x, packed.dense(), bias)
+    return out.relu() if relu else out
+
+
+def check_bias(packed: Packed, bias: Tensor) -> None:
+    if bias.numel() != packed.rows or bias.dtype != torch.float32 or not bias.is_contiguous():
+        shape = tuple(bias.shape)
+        raise BadInput(f"The layer wants a bias of {packed.rows} numbers, float32, but it is {bias.dtype} {shape}.")
 
 
 def check_input(packed: Packed, x: Tensor) -> None:
@@ -115,16 +131,19 @@ def run_conv2d(
     relu: bool = False,
 ) -> Tensor:
     """act(conv(x) + bias + other), x (n, inputs, h, w) -> (n, outputs, h', w'), float32. No gradients."""
+    if bias is not None:
+        check_bias(packed, bias)
     height, width = check_image(geometry, x)
+    x = x.resolve_neg()
     batch, channels, *pixels = x.shape
     shape = (batch, geometry.outputs, height, width)
     if other is not None:
         check_added(shape, other)
     layer = packed.layer
     if layer is None:
-        return _dense_conv2d(packed, geometry, x, bias, other, relu)
+        return dense_conv2d(packed, geometry, x, bias, other, relu)
     x = x.contiguous()
-    other = None if other is None else other.contiguous()
+    other = None if other is None else other.resolve_neg().contiguous()
     out = x.new_empty(*shape)
     layer.conv(
         x.data_ptr(),
@@ -142,13 +161,13 @@ def run_conv2d(
     return out
 
 
-def _dense_conv2d(
+def dense_conv2d(
     packed: Packed, geometry: Geometry, x: Tensor, bias: Tensor | None, other: Tensor | None, relu: bool
 ) -> Tensor:
     weight = geometry.weight(packed.dense(), packed.bank)
     out = functional.conv2d(x, weight, bias, geometry.stride, geometry.padding, geometry.dilation)
-    out = out if other is None else out.add_(other)
-    return out.relu_() if relu else out
+    out = out if other is None else out + other
+    return out.relu() if relu else out
 
 
 def check_image(geometry: Geometry, x: Tensor) -> tuple[int, int]:

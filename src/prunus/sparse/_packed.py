@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -91,10 +92,11 @@ class Packed:
 
     def dense(self) -> Tensor:
         """The matrix (rows, cols), float32, zeros in place."""
-        out = torch.zeros(self.rows, self.cols, dtype=torch.float32)
         if self.layer is not None:
-            self.layer.dense(0 if self.scale is None else self.scale.data_ptr(), out.data_ptr())
-            return out
+            array = np.zeros((self.rows, self.cols), np.float32)  # inside a transform torch's own has no address
+            self.layer.dense(0 if self.scale is None else self.scale.data_ptr(), array.ctypes.data)
+            return torch.from_numpy(array)
+        out = torch.zeros(self.rows, self.cols, dtype=torch.float32)
         row, column, value = _entries(self)
         out.index_put_((row, column), value, accumulate=True)
         return out
@@ -111,6 +113,8 @@ class Packed:
 
 def pack(weight: Tensor, bank: int | None = None, dtype: torch.dtype | None = None) -> Packed:
     """Pack what is not zero in `weight` (rows, cols). Without a bank, the one that needs the fewest slots is taken."""
+    if not isinstance(weight, Tensor) or weight.layout != torch.strided or weight.is_meta:
+        raise BadInput("Only dense tensors with content can be packed: use .to_dense(), or load the weights first.")
     if weight.dim() != 2 or not weight.is_floating_point():
         raise BadInput(f"Only matrices of floats can be packed, not {weight.dtype} of shape {tuple(weight.shape)}.")
     if bank is not None and bank not in BANKS:
@@ -186,11 +190,14 @@ def _pack_plain(dense: Tensor, bank: int) -> Packed:
 
 
 def _narrow(packed: Packed, dtype: torch.dtype) -> Packed:
-    """The same matrix with bfloat16 values (relative error up to 2^-9) or int8 (up to half the row's scale)."""
+    """The same matrix with bfloat16 values (relative error up to 2^-8) or int8 (up to half the row's scale)."""
     plain = (packed.rows, packed.cols, packed.bank)
     rest = (packed.index, packed.schedule, packed.starts)
     if dtype == torch.bfloat16:
-        return Packed(*plain, packed.values.to(torch.bfloat16), *rest)
+        values = packed.values.to(torch.bfloat16)
+        if not bool(values.isfinite().all()):
+            raise BadInput("Some weights are too large for bfloat16: store them as float32.")
+        return Packed(*plain, values, *rest)
     largest = packed.values.new_zeros(packed.groups * LANES)
     group = _group_of_slot(packed)
     rows = group[:, None] * LANES + torch.arange(LANES)

@@ -18,7 +18,7 @@ class SparseLSTMCell(nn.Module):
     def __init__(self, inputs: BalancedLinear, state: BalancedLinear) -> None:
         super().__init__()
         self.inputs, self.state = inputs, state
-        self.hidden_size = state.in_features
+        self.input_size, self.hidden_size = inputs.in_features, state.in_features
 
     @classmethod
     def from_dense(cls, cell: nn.LSTMCell, dtype: torch.dtype | None = None) -> SparseLSTMCell:
@@ -28,7 +28,12 @@ class SparseLSTMCell(nn.Module):
             BalancedLinear(pack(cell.weight_hh, None, dtype), cell.bias_hh),
         )
 
-    def forward(self, x: Tensor, state: State | None = None) -> State:
+    def forward(self, input: Tensor, hx: State | None = None) -> State:
+        x, state = input, hx
+        if x.dim() == 1:  # one sample without a batch
+            both = None if state is None else (state[0].unsqueeze(0), state[1].unsqueeze(0))
+            h, c = self.forward(x.unsqueeze(0), both)
+            return h.squeeze(0), c.squeeze(0)
         if x.dim() != 2:
             raise BadInput(f"A sparse LSTM cell takes inputs (n, {self.inputs.cols}), but got shape {tuple(x.shape)}.")
         if state is None:
@@ -54,7 +59,7 @@ class SparseLSTM(nn.Module):
         super().__init__()
         self.cells = nn.ModuleList(cells)
         self.batch_first, self.bidirectional = batch_first, bidirectional
-        self.hidden_size = cells[0].hidden_size
+        self.input_size, self.hidden_size = cells[0].input_size, cells[0].hidden_size
         self.num_layers = len(cells) // (2 if bidirectional else 1)
 
     @classmethod
@@ -73,7 +78,11 @@ class SparseLSTM(nn.Module):
                 cells.append(SparseLSTMCell(*parts))
         return cls(cells, lstm.batch_first, lstm.bidirectional)
 
-    def forward(self, x: Tensor, state: State | None = None) -> tuple[Tensor, State]:
+    def flatten_parameters(self) -> None:
+        """There is nothing to flatten; models written for `nn.LSTM` call it."""
+
+    def forward(self, input: Tensor, hx: State | None = None) -> tuple[Tensor, State]:
+        x, state = input, hx
         if not isinstance(x, Tensor) or x.dim() not in (2, 3):
             raise BadInput("A sparse LSTM takes a tensor (steps, n, inputs) or (steps, inputs), not a packed sequence.")
         single = x.dim() == 2

@@ -19,6 +19,7 @@ from torch import Tensor, fx, nn
 from torch.nn import functional
 
 from prunus.sparse._modules import SparseConv2d
+from prunus.sparse._ops import check_bias
 from prunus.sparse._packed import Packed, kernels
 
 Shape = tuple[int, ...]  # of one image: channels, height, width
@@ -116,7 +117,7 @@ class Region:
                 values.append(next(waiting)(*(values[number] for number in step.inputs)))
             elif step.kind == "thin":
                 step_y, step_x, before, after = step.numbers
-                values.append(functional.pad(x[:, :, ::step_y, ::step_x], (0, 0, 0, 0, before, after)))
+                values.append(functional.pad(x[..., ::step_y, ::step_x], (0, 0, 0, 0, before, after)))
             else:
                 values.append(functional.max_pool2d(x, step.numbers[:2], step.numbers[2:]))
         out = [values[number] for number in self.results]
@@ -132,6 +133,8 @@ class Region:
             size = kernels().Size(*shapes[step.inputs[0]])
             if step.kind == "conv":
                 conv = next(waiting)
+                if conv.bias is not None:
+                    check_bias(conv.packed, conv.bias)
                 scale = conv.packed.scale
                 pointers = (_address(conv.bias), _address(scale))
                 other = places[step.inputs[1]] if len(step.inputs) > 1 else None
