@@ -91,3 +91,13 @@ def test_damaged_files_never_load_as_something_else(tmp_path: Path) -> None:
     assert refused > 0.9 * count
     if count == 10_000:
         record("mask-files", [{"damaged files": count, "refused": refused, "loaded equal": count - refused}])
+
+
+def test_the_same_masks_are_the_same_bytes(tmp_path: Path) -> None:
+    masks = Masks({"a.weight": torch.rand(4, 9) > 0.5}, {"from": "a test", "\u00fc": [1, 2]})
+    written = set()
+    for number in range(12):
+        masks.save(tmp_path / f"{number}.safetensors")
+        written.add((tmp_path / f"{number}.safetensors").read_bytes())
+    assert len(written) == 1
+    assert Masks.load(tmp_path / "0.safetensors") == masks

@@ -26,7 +26,7 @@ from safetensors.numpy import save as write_tensors
 
 from prunus.contract import Masks
 from prunus.errors import BadFile
-from prunus.files import replace_file
+from prunus.files import in_order, replace_file
 
 FORMAT, VERSION = "prunus.masks", "1"
 
@@ -37,7 +37,7 @@ def write_masks(masks: Masks, path: Path) -> None:
     notes = json.dumps(masks.notes, default=str)
     metadata = {"format": FORMAT, "version": VERSION, "shapes": shapes, "notes": notes}
     metadata["checksum"] = _checksum(bits, shapes, notes)
-    replace_file(path, write_tensors(bits, metadata=metadata))
+    replace_file(path, in_order(write_tensors(bits, metadata=metadata)))
 
 
 def read_masks(path: Path) -> Masks:

@@ -35,6 +35,20 @@ def replace_file(path: str | os.PathLike[str], content: bytes | str) -> Path:
     return target
 
 
+def in_order(content: bytes) -> bytes:
+    """A safetensors file with the keys of its metadata in order: the library writes them as they come, so that the
+    same content would not always be the same bytes."""
+    size = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + size])
+    if "__metadata__" not in header:
+        return content
+    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+    body = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    if len(body) > size:  # never, as long as the library writes without spaces
+        return content
+    return content[:8] + body.ljust(size) + content[8 + size :]
+
+
 def replace_json(path: str | os.PathLike[str], record: Any) -> Path:
     """`replace_file` for a JSON record."""
     return replace_file(path, json.dumps(record, indent=1, default=str) + "\n")

@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
@@ -113,3 +115,55 @@ def test_torchrun_shares_the_batches(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr[-2000:]
     assert json.loads(done.stdout)["final"]["epoch"] == 1  # one document: only one process speaks
     assert (tmp_path / "run" / "record.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--method", "random", "--sparsity", "0.9999"], "no weight in layers.0.weight"),
+        (["--method", "imp", "--pattern", "balanced:16"], "leave out --pattern"),
+        (["--method", "gradual", "--rescale"], "--rescale is for masks that do not change"),
+        (["--rescale"], "--rescale is for masks that do not change"),
+        (["--method", "imp", "--fraction", "certified"], "needs --error"),
+        (["--controls", "shuffle"], "--method imp"),
+        (["--clip", "-1"], "clip is -1.0"),
+        (["--preset", "digits-iterand"], "use it with prunus ticket"),
+    ],
+)
+def test_what_would_not_be_looked_at_is_refused(
+    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command("train", *SMALL, *arguments) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_rescaling_is_part_of_what_a_resumed_run_agrees_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = [*SMALL, "--method", "random", "--sparsity", 0.8, "-o", tmp_path / "run"]
+    assert command("train", *options, "--rescale") == 0
+    before = (tmp_path / "run" / "model.safetensors").read_bytes()
+    capsys.readouterr()
+    assert command("train", *options, "--resume") == 2
+    assert "rescale=True" in capsys.readouterr().err
+    assert (tmp_path / "run" / "model.safetensors").read_bytes() == before
+
+
+def test_short_runs_regrow_and_imp_has_its_controls(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command("train", *SMALL, "--method", "set", "--sparsity", 0.5, "-o", tmp_path / "run") == 0
+    masks = prunus.Masks.load(tmp_path / "run" / "masks.safetensors")
+    assert masks.notes["updates"] > 5
+    capsys.readouterr()
+    assert command("train", *SMALL, "--method", "imp", "--rounds", 1, "--controls", "reinitialise", "--json") == 0
+    assert "reinitialise" in json.loads(capsys.readouterr().out)["levels"][1]
+
+
+def test_interrupted_runs_say_how_to_go_on(tmp_path: Path) -> None:
+    arguments = [sys.executable, "-m", "prunus", "train", "fc:64-300-10", "--data", "digits", "--length", "5000ep"]
+    process = subprocess.Popen([*arguments, "-o", str(tmp_path / "run")], stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 120
+    while not list((tmp_path / "run").glob("checkpoints/*")) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    _, told = process.communicate(timeout=120)
+    assert process.returncode == 130
+    assert "--resume" in told
+    assert "Traceback" not in told

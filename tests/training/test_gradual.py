@@ -185,3 +185,17 @@ def test_bad_input() -> None:
     for wrong in ({"rule": "magic"}, {"fraction": 1.0}, {"every": "never"}):
         with pytest.raises(BadInput):
             Regrowth(**wrong)
+
+
+def test_what_could_only_fail_later_is_refused_before_the_first_step() -> None:
+    train, _ = digits(100)
+    model = fc()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with pytest.raises(BadInput, match=r"no weight in layers\.0\.weight"):
+        prune_gradually(model, train, 0.9999, length="3ep")
+    for allocation in ("global", "erk"):
+        with pytest.raises(BadInput, match="allocation='uniform'"):
+            prune_gradually(model, train, 0.5, "2:4", options=GradualOptions(allocation=allocation))
+    with pytest.raises(BadInput, match="none to exchange"):
+        prune_gradually(model, train, 0.75, "1:4", "constant", options=GradualOptions(regrow=Regrowth("rigl")))
+    assert same_bytes(before, model.state_dict())

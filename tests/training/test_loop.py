@@ -241,3 +241,21 @@ def test_bad_input_is_one_sentence() -> None:
             FitConfig(**wrong)
     with pytest.raises(BadInput, match="images"):
         fit(fc(), train, "1ep", FitConfig(augment="resized-crop-flip"))
+
+
+def test_data_that_does_not_fit_and_masks_that_empty_a_layer_are_refused() -> None:
+    train, _ = digits(100)
+    with pytest.raises(BadInput, match=r"cannot learn from this data .* shape \(64, 64\)"):
+        fit(fc("32-16-10"), train, "1ep")
+    with pytest.raises(BadInput, match="labels go up to 9"):
+        fit(fc("64-16-5"), train, "1ep")
+    model = fc()
+    empty = {name: torch.zeros_like(p, dtype=torch.bool) for name, p in model.named_parameters() if p.dim() > 1}
+    with pytest.raises(BadInput, match="no weight in"):
+        fit(model, train, "1ep", masks=Masks(empty))
+
+
+def test_a_last_step_that_ruins_the_model_is_no_success() -> None:
+    train, test = digits(100)
+    with pytest.raises(RunFailed, match="loss on the test data became"):
+        fit(fc(), train, "1it", FitConfig(lr=1e38), test=test)

@@ -180,3 +180,15 @@ def test_bad_input() -> None:
         imp(fc("64-2-10"), train, 3, 0.95, length="1it", options=ImpOptions(allocation="uniform"))
     with pytest.raises(BadInput):
         ImpOptions(controls=("coin",))
+
+
+def test_a_resumed_call_rewinds_to_the_stored_weights(tmp_path: Path) -> None:
+    train, _ = digits(200)
+    whole_run = imp(fc(seed=0), train, 2, length="1ep")
+    imp(fc(seed=0), train, 1, length="1ep", config=FitConfig(folder=tmp_path))
+    again = imp(fc(seed=7), train, 2, length="1ep", config=FitConfig(folder=tmp_path, resume=True))
+    for one, two in zip(whole_run, again):
+        assert one.masks == two.masks
+        assert same_bytes(one.model.state_dict(), two.model.state_dict())
+    with pytest.raises(BadInput, match=r"fraction=0\.2 and cannot be resumed with fraction=0\.3"):
+        imp(fc(seed=0), train, 2, 0.3, length="1ep", config=FitConfig(folder=tmp_path, resume=True))

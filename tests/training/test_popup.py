@@ -213,3 +213,11 @@ def test_bad_options() -> None:
             TicketOptions(**wrong)
     with pytest.raises(BadInput, match="layer by layer"):
         TicketOptions(allocation="global", counting="iterand")
+
+
+def test_small_layers_are_not_mistaken_for_kaiming_uniform() -> None:
+    for seed in range(20):
+        torch.manual_seed(seed)
+        assert redraw_of(nn.Linear(4, 10).weight.detach(), 4) == "initial"  # half as wide
+        bound = math.sqrt(6 / 4)
+        assert redraw_of(torch.empty(10, 4).uniform_(-bound, bound), 4) == "kaiming_uniform"

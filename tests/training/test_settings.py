@@ -65,3 +65,18 @@ def test_the_record_is_json_and_leaves_out_what_does_not_decide() -> None:
     assert "folder" not in record
     assert "resume" not in record
     assert json.loads(json.dumps(record)) == record
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"clip": -1.0}, {"clip": float("nan")}, {"temperature": float("nan")}, {"every": "0it"}, {"batch_size": 2.5}]
+    + [{"lr": "a"}, {"momentum": None}],
+)
+def test_settings_out_of_range_are_named(wrong: dict[str, object]) -> None:
+    with pytest.raises(BadInput, match=next(iter(wrong))):
+        FitConfig(**wrong)
+
+
+def test_a_schedule_does_not_turn_round() -> None:
+    with pytest.raises(BadInput, match="factor"):
+        Schedule("step", factor=-1.0)

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from prunus.errors import BadFile, BadInput
+from prunus.errors import BadFile, BadInput, RunFailed
 from prunus.training import Callback, FitConfig, Ticket, TicketOptions, evaluate, find_ticket
 from prunus.training.popup import number_pruned
 from support.training import conv_net, digits, fc, same_bytes
@@ -181,3 +181,16 @@ def test_bad_input() -> None:
     ):
         with pytest.raises(BadInput):
             find_ticket(fc(), train, **{"length": "1ep", **wrong})
+
+
+def test_a_resumed_search_must_name_the_same_layers(tmp_path: Path) -> None:
+    train, _ = digits(100)
+    find_ticket(fc(), train, "edge-popup", length="1ep", config=FitConfig(folder=tmp_path))
+    again = FitConfig(folder=tmp_path, resume=True)
+    with pytest.raises(BadInput, match="layers="):
+        find_ticket(fc(), train, "edge-popup", length="1ep", config=again, exclude=("layers.1",))
+
+
+def test_scores_that_are_no_numbers_stop_the_run() -> None:
+    with pytest.raises(RunFailed, match=r"scores of layers\.\d\.weight became .* at step \d+ .* Norms: "):
+        find_ticket(fc(), digits(200)[0], length="2ep", config=FitConfig(lr=1e38))

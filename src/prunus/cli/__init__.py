@@ -51,7 +51,7 @@ def run(arguments: Sequence[str]) -> int:
         print(f"prunus: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("prunus: stopped.", file=sys.stderr)
+        print("prunus: stopped. A run with a folder (-o) goes on with --resume.", file=sys.stderr)
         return 130
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -85,6 +85,7 @@ def _app(wanted: str):  # type: ignore[no-untyped-def]
         help_epilogue="" if wanted in COMMANDS else _EXAMPLE,
         version=__version__,
         help_format="markdown",
+        suppress_keyboard_interrupt=False,
     )
     for name, text in COMMANDS.items():
         if importlib.util.find_spec(f"prunus.cli.{name}") is None:

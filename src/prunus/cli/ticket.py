@@ -24,6 +24,15 @@ class Search:
     counting: Annotated[str, Parameter(help="exact, iterand or hidden-networks.")] = "exact"
     allocation: Annotated[str, Parameter(help="uniform, erk, or one global threshold.")] = "uniform"
     ramp: Annotated[str, Parameter(help="Sparsity over time: constant, linear or cubic.")] = "constant"
+    ramp_start: Annotated[float, Parameter(help="Sparsity at the start of the ramp.")] = 0.0
+    ramp_end: Annotated[str | None, Parameter(help="End of the ramp, as in 50ep; three quarters of the run.")] = None
+    redraw: Annotated[
+        str | None,
+        Parameter(help="What IteRand draws from: signed_constant, kaiming_uniform, initial; found out if not given."),
+    ] = None
+    score_init: Annotated[str, Parameter(help="Scores begin wide (kaiming) or narrow.")] = "kaiming"
+    biases: Annotated[str, Parameter(help="zero, as in the papers, or keep.")] = "zero"
+    spectral_penalty: Annotated[float, Parameter(help="Weight of the squared spectral norms beside the loss.")] = 0.0
 
 
 def ticket(
@@ -64,6 +73,7 @@ def ticket(
         raise BadInput("ticket needs a model and --data, or a --preset that names both.")
     with processes() as speaks:
         config, folder = configure(found["config"], flags, place, seed, json or not speaks)
+        config = config.replace(spectral_penalty=search.spectral_penalty)
         chosen = _arguments(found, search, init, length)
         result = _search(model, data_pair(data, data_dir), chosen, config, tuple(exclude or ()), seed)
         settings = {"model": model, "data": data, "preset": preset, "seed": seed, **result.record}
@@ -106,7 +116,10 @@ def _arguments(found: dict[str, Any], search: Search, init: str | None, length: 
         ranking=search.ranking,
         counting=search.counting,
         allocation=search.allocation,
-        ramp=Ramp(search.ramp),
+        ramp=Ramp(search.ramp, start=search.ramp_start, end=search.ramp_end),
+        redraw=search.redraw,
+        score_init=search.score_init,
+        biases=search.biases,
     )
     return chosen
 

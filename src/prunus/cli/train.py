@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -42,6 +43,14 @@ class Pruning:
     rewind: Annotated[str, Parameter(help="Where imp rewinds to, as in 0ep or 500it.")] = "0ep"
     error: Annotated[float | None, Parameter(help="Error that a planned round of imp may make.")] = None
     radius: Annotated[float, Parameter(help="Radius of the inputs for --fraction certified.")] = 1.0
+    controls: Annotated[
+        list[str] | None,
+        Parameter(negative="", help="Random tickets beside each level of imp: reinitialise, shuffle-layers, shuffle."),
+    ] = None
+    regrow_every: Annotated[
+        str | None, Parameter(help="How often set and rigl exchange weights; 100it, or twenty times in a short run.")
+    ] = None
+    regrow_fraction: Annotated[float, Parameter(help="Part of the weights that set and rigl exchange at first.")] = 0.3
 
 
 @dataclass
@@ -54,6 +63,8 @@ class Terms:
     distill_from: Annotated[
         Path | None, Parameter(help="Weights of a trained network of the same kind to learn from.")
     ] = None
+    distill_weight: Annotated[float, Parameter(help="Share of the trained network's outputs in the loss.")] = 0.5
+    temperature: Annotated[float, Parameter(help="How much those outputs are softened.")] = 4.0
 
 
 def train(
@@ -91,6 +102,7 @@ def train(
     pruning, flags, terms, place = pruning or Pruning(), flags or Flags(), terms or Terms(), place or Place()
     if pruning.method not in METHODS:
         raise UnknownName("way to train", pruning.method, METHODS)
+    _check_methods(pruning)
     base, model, data, length, init = _preset(preset, model, data, length, init)
     if model is None or data is None:
         raise BadInput("train needs a model and --data, or a --preset that names both.")
@@ -99,12 +111,16 @@ def train(
         network = _network(model, weights, init, seed)
         config, folder = configure(base, flags, place, seed, quiet)
         config = config.replace(
-            spectral_penalty=terms.spectral_penalty, distill_from=_teacher(model, terms.distill_from)
+            spectral_penalty=terms.spectral_penalty,
+            distill_from=_teacher(model, terms.distill_from),
+            distill_weight=terms.distill_weight,
+            temperature=terms.temperature,
         )
         pair = data_pair(data, data_dir)
-        history, masks, extra = _run(network, pair, length, config, pruning, tuple(exclude or ()))
+        about = {"network": model, "init": init, "method": pruning.method, "rescale": pruning.rescale}
+        history, masks, extra = _run(network, pair, length, config, pruning, tuple(exclude or ()), about)
         settings = {"model": model, "data": data, "length": length, "preset": preset, "init": init, "seed": seed}
-        settings |= {"method": pruning.method, "config": config.record()}
+        settings |= {"method": pruning.method, "rescale": pruning.rescale, "config": config.record()}
         record = {**settings, **extra, "final": history[-1].to_dict() if history else None, "notes": history.notes}
         if masks is not None:
             record["sparsity"] = masks.sparsity
@@ -113,13 +129,35 @@ def train(
         _show(record, history, folder, json, speaks)
 
 
+def _check_methods(pruning: Pruning) -> None:
+    """Options that the method would not look at are refused: nobody should wait for what they do not get."""
+    from prunus.errors import BadInput
+
+    before = ("random", "snip", "grasp", "synflow", "magnitude")
+    if pruning.masks is not None and pruning.method != "dense":
+        raise BadInput(f"--masks holds the masks of a file; --method {pruning.method} makes its own: give one of them.")
+    if pruning.rescale and pruning.method not in before and pruning.masks is None:
+        raise BadInput(f"--rescale is for masks that do not change: use --method {', '.join(before)}, or --masks.")
+    if pruning.method == "imp" and pruning.pattern != "unstructured":
+        raise BadInput("imp prunes weights one by one: leave out --pattern, or use --method gradual.")
+    if pruning.method == "imp" and pruning.fraction in ("certified", "statistical") and pruning.error is None:
+        raise BadInput(f"--fraction {pruning.fraction} needs --error, the change of the outputs that a round may make.")
+    if pruning.controls and pruning.method != "imp":
+        raise BadInput("--controls are random tickets beside those of imp: give them with --method imp.")
+
+
 def _preset(name: str | None, model: Any, data: Any, length: Any, init: Any) -> tuple[Any, Any, Any, str, Any]:
+    from prunus.errors import BadInput
     from prunus.training import FitConfig
     from prunus.training.presets import preset
 
     if name is None:
         return FitConfig(), model, data, length or "10ep", init
     found = preset(name)
+    if found.method != "sgd":
+        raise BadInput(
+            f"The preset {name!r} searches a ticket: use it with prunus ticket, or one of prunus train --presets."
+        )
     return found.config, model or found.model, data or found.data, length or found.length, init or found.init
 
 
@@ -140,13 +178,22 @@ def _teacher(model: str, weights: Path | None) -> Any:
     return resolve(model, str(weights)).eval() if weights is not None else None
 
 
-def _run(network: Any, pair: Any, length: str, config: Any, pruning: Pruning, exclude: tuple[str, ...]) -> Any:
-    """(history, masks or None, what else is on record)."""
+def _run(
+    network: Any,
+    pair: Any,
+    length: str,
+    config: Any,
+    pruning: Pruning,
+    exclude: tuple[str, ...],
+    about: dict[str, Any],
+) -> Any:
+    """(history, masks or None, what else is on record); a resumed run must agree on `about`."""
     from prunus import training
+    from prunus.training.loop import Run
 
     train, test = pair
     if pruning.method in ("gradual", "set", "rigl"):
-        regrow = training.Regrowth(pruning.method) if pruning.method != "gradual" else None
+        regrow = _regrowth(pruning, train, length, config) if pruning.method != "gradual" else None
         options = training.GradualOptions(allocation=pruning.allocation or "uniform", exclude=exclude, regrow=regrow)
         ramp = pruning.ramp if regrow is None else "constant"
         masks = training.prune_gradually(
@@ -156,12 +203,24 @@ def _run(network: Any, pair: Any, length: str, config: Any, pruning: Pruning, ex
     if pruning.method == "imp":
         return _imp(network, pair, length, config, pruning, exclude)
     masks = _masks(network, train, pruning, exclude, config.seed)
-    if pruning.rescale and masks is not None:
-        with training.rescaled(network, masks):
-            history = training.fit(network, train, length, config, masks, test)
-    else:
-        history = training.fit(network, train, length, config, masks, test)
+    if masks is not None:
+        about = about | {"sparsity": masks.sparsity, "pattern": pruning.pattern, "exclude": list(exclude)}
+    context = training.rescaled(network, masks) if pruning.rescale and masks is not None else nullcontext()
+    with context:
+        history = Run(network, train, length, config, masks, test, about=about).train()
     return history, masks, {}
+
+
+def _regrowth(pruning: Pruning, data: Any, length: str, config: Any) -> Any:
+    from prunus.contract import Duration
+    from prunus.training import Regrowth
+    from prunus.training.batches import Batches
+
+    every = pruning.regrow_every
+    if every is None:
+        total = Duration.parse(length).steps(Batches(data, config.batch_size, config.seed).per_epoch)
+        every = f"{min(100, max(1, total // 20))}it"
+    return Regrowth(pruning.method, pruning.regrow_fraction, every)
 
 
 def _masks(network: Any, data: Any, pruning: Pruning, exclude: tuple[str, ...], seed: int) -> Any:
@@ -194,7 +253,7 @@ def _imp(network: Any, pair: Any, length: str, config: Any, pruning: Pruning, ex
         except ValueError:
             raise BadInput(f"--fraction is {fraction!r}: give a number, certified or statistical.") from None
     options = training.ImpOptions(
-        allocation=pruning.allocation or "global",
+        allocation=pruning.allocation or "global", controls=tuple(pruning.controls or ()),
         exclude=exclude, domain=domain, error=pruning.error,
     )  # fmt: skip
     levels = training.imp(

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from prunus.errors import BadFile, BadInput
-from prunus.files import replace_file
+from prunus.files import in_order, replace_file
 from prunus.sparse._channels import apply_shapes
 from prunus.sparse._geometry import Geometry
 from prunus.sparse._plan import VERSION, Plan, build, install, plan_of
@@ -44,7 +44,7 @@ def save(model: nn.Module, path: str | os.PathLike[str]) -> Path:
         tensors[name] = tensor.detach().cpu().contiguous().clone()
     same = json.dumps(shared)
     metadata = {"format": FORMAT, "plan": plan, "shared": same, "digest": digest(tensors, plan, same)}
-    return replace_file(path, serialise(tensors, metadata))
+    return replace_file(path, in_order(serialise(tensors, metadata)))
 
 
 def digest(tensors: dict[str, Tensor], *texts: str) -> str:

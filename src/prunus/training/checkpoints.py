@@ -19,7 +19,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from prunus.errors import BadFile, BadInput
-from prunus.files import replace_file
+from prunus.files import in_order, replace_file
 
 FORMAT = "prunus-checkpoint-1"
 
@@ -40,7 +40,7 @@ def write(path: Path, tensors: Mapping[str, Tensor], record: Mapping[str, Any], 
     plain = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
     header = {"format": kind, "record": text, "digest": digest(plain, text)}
     path.parent.mkdir(parents=True, exist_ok=True)
-    replace_file(path, save(plain, metadata=header))
+    replace_file(path, in_order(save(plain, metadata=header)))
 
 
 def read(path: Path, kind: str = FORMAT) -> tuple[dict[str, Tensor], dict[str, Any]]:

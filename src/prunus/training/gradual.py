@@ -22,7 +22,7 @@ from prunus.pruning import find_masks, patterns, scores
 from prunus.training import distributed
 from prunus.training.batches import derive, generator
 from prunus.training.history import Callback
-from prunus.training.loop import Run
+from prunus.training.loop import Run, require_filled
 from prunus.training.ramps import Ramp
 from prunus.training.settings import FitConfig
 
@@ -233,6 +233,7 @@ def prune_gradually(
     shape = patterns.parse(pattern)
     if isinstance(shape, patterns.NM) and abs(sparsity - (1 - shape.n / shape.m)) > 1e-9:
         raise BadInput(f"{shape} has the sparsity {1 - shape.n / shape.m:g}, not {sparsity:g}: ask for that one.")
+    _check_masks(model, sparsity, shape, options)
     growing = Growing(sparsity, shape, ramp, options, config.seed)
     about = {"sparsity": sparsity, "pattern": str(shape), "ramp": repr(ramp), "gradual": _said(options), "masks": None}
     run = Run(model, data, length, config, test=test, callbacks=[growing], about=about)
@@ -242,6 +243,18 @@ def prune_gradually(
     notes = {"from": "prune_gradually", **about, "updates": growing.updates, "history": history.to_dicts()}
     del notes["masks"]
     return Masks(growing.masks, notes)
+
+
+def _check_masks(model: nn.Module, sparsity: float, shape: Pattern, options: GradualOptions) -> None:
+    """Refuse before the first step what could only fail later."""
+    if isinstance(shape, patterns.NM):
+        if options.allocation != "uniform":
+            raise BadInput(f"{shape} keeps the same share everywhere: use allocation='uniform' with it.")
+        if options.regrow is not None and shape.n == 1:
+            raise BadInput(f"{shape} has one weight to keep and none to exchange: regrow with 2:{2 * shape.m} instead.")
+    level = at_level(shape, sparsity)
+    found = find_masks(model, level[1], pattern=level[0], allocation=options.allocation, exclude=options.exclude)
+    require_filled(found)
 
 
 def _said(options: GradualOptions) -> str:

@@ -7,6 +7,7 @@ killed and resumed makes the very steps it would have made.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -19,7 +20,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from prunus.contract import Duration, Masks
-from prunus.errors import BadInput, RunFailed
+from prunus.errors import BadInput, PrunusError, RunFailed
 from prunus.training import distributed
 from prunus.training.batches import Batches, fingerprint, isolated
 from prunus.training.checkpoints import Checkpoints, digest, pack_optimizer, require_same, unpack_optimizer
@@ -102,6 +103,8 @@ class Run:
             self.parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         if not self.parameters:
             raise BadInput("The model has no parameter that requires a gradient: there is nothing to train.")
+        if self.masks is not None:
+            require_filled(self.masks)
         self.optimizer = config.make_optimizer(list(self.parameters))
         self.objective = Objective(self.model, config)
         self.device = next(iter(self.parameters)).device
@@ -182,10 +185,10 @@ class Run:
             hook.before_step(self)
         self.model.zero_grad(set_to_none=True)
         if len(labels):
-            whole, plain, outputs = self.objective(inputs, labels)
+            whole, plain, outputs = self._objective(inputs, labels)
             loss = float(plain.detach())
             if not torch.isfinite(whole):
-                self._fail(f"The loss became {float(whole.detach())}")
+                self.fail(f"The loss became {float(whole.detach())}")
             (whole if self.world == 1 else whole * share).backward()
             self.tally.add(loss, correct(outputs.detach(), labels), len(labels))
         if self.world > 1:
@@ -199,6 +202,21 @@ class Run:
         for hook in self.hooks:
             hook.after_step(self)
 
+    def _objective(self, inputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        if self.step > self.start:
+            return self.objective(inputs, labels)
+        try:
+            return self.objective(inputs, labels)
+        except (RuntimeError, ValueError, IndexError, TypeError) as error:
+            if isinstance(error, PrunusError):
+                raise
+            first = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+            shape = tuple(inputs.shape)
+            raise BadInput(
+                f"The model cannot learn from this data ({first}): its inputs have shape {shape} and its labels go up "
+                f"to {labels.max().item():g}."
+            ) from error
+
     def _close_epoch(self) -> None:
         loss, accuracy = self.tally.means()
         test_loss, test_accuracy = None, None
@@ -206,6 +224,8 @@ class Run:
             test_loss, test_accuracy = evaluate(
                 self.model, self.test, max(256, self.config.batch_size), self.config.loss
             )
+            if not math.isfinite(test_loss):
+                self.fail(f"The loss on the test data became {test_loss}")
         self._require_equal_ranks()
         told = [hook.sparsity for hook in self.hooks if hook.sparsity is not None]
         sparsity = told[0] if told else self.masks.sparsity if self.masks is not None else None
@@ -223,7 +243,7 @@ class Run:
             if self.masks is not None:
                 distributed.require_equal(self.masks, "The masks")
 
-    def _fail(self, what: str) -> None:
+    def fail(self, what: str) -> None:
         norms = ", ".join(f"{name} {float(p.detach().norm()):.3g}" for name, p in self.model.named_parameters())
         kept = self.checkpoints.paths() if self.checkpoints is not None else []
         good = f"the last good checkpoint is {kept[0]}" if kept else "no checkpoint was kept"
@@ -261,7 +281,7 @@ class Run:
         tensors = {f"model.{name}": value for name, value in self.model.state_dict().items()}
         for name, value in tensors.items():
             if value.is_floating_point() and not torch.isfinite(value).all():
-                self._fail(f"{name.removeprefix('model.')} holds values that are not finite")
+                self.fail(f"{name.removeprefix('model.')} holds values that are not finite")
         moments, plain = pack_optimizer(self.optimizer)
         tensors |= {f"optimizer.{name}": value for name, value in moments.items()}
         kept: dict[str, Any] = {}
@@ -322,6 +342,13 @@ class Run:
         self.tally = Tally(*record["tally"])
         self.history = History.from_dicts(record["history"])
         self.history.notes.extend(record["notes"])
+
+
+def require_filled(masks: Mapping[str, Tensor]) -> None:
+    """Refuse masks that leave a layer without a weight: nothing would pass through it."""
+    for name, mask in masks.items():
+        if mask.numel() and not bool(mask.any()):
+            raise BadInput(f"This pruning would leave no weight in {name}: prune less, or exclude that layer.")
 
 
 def _wrapped(callbacks: Sequence[Any]) -> list[Callback]:

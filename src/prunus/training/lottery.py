@@ -19,7 +19,7 @@ from prunus.pruning import find_masks
 from prunus.select import drop_smallest
 from prunus.training.batches import derive, generator
 from prunus.training.history import History
-from prunus.training.loop import Run
+from prunus.training.loop import Run, require_filled
 from prunus.training.settings import FitConfig
 
 CONTROLS = ("shuffle-layers", "shuffle-global", "reinitialise")
@@ -150,16 +150,17 @@ class _Job:
         self.start = Duration.parse(point).steps(run.per_epoch)
         if self.start >= run.total:
             raise BadInput(f"rewind={str(point)!r} lies at or after the end of training ({self.length}): choose less.")
-        if self.start:
-            run.stop = self.start
-            run.train()
+        run.stop = self.start
+        run.train()  # no step at 0ep: but the state is kept, so that a resumed call rewinds to it too
         self.state = {name: value.clone() for name, value in copied.state_dict().items()}
 
     def train(self, place: str, masks: Masks, state: Mapping[str, Tensor] | None = None) -> tuple[nn.Module, History]:
         """A copy rewound and trained under `masks`."""
         copied = copy.deepcopy(self.model)
         copied.load_state_dict(dict(state or self.state))
-        about = {"part": place.split("-")[0]}
+        about: dict[str, Any] = {"part": place.split("-")[0], "fraction": self.fraction}
+        about |= {"allocation": self.options.allocation, "exclude": list(self.options.exclude)}
+        about["error"] = self.options.error
         run = Run(copied, self.data, self.length, self._config(place), masks, self.test, start=self.start, about=about)
         return copied, run.train()
 
@@ -177,7 +178,7 @@ class _Job:
             kept = sum(row.kept for row in rows.values())
             gone = sum(row.total for row in rows.values()) - kept
             found = dict(zip(sizes, drop_smallest(list(sizes.values()), gone + whole(self.fraction, kept))))
-        _require_filled(found)
+        require_filled(found)
         return Masks.adopt(found, {"from": "imp", "fraction": self.fraction})
 
     def _planned(self, trained: nn.Module, masks: Masks) -> Masks:
@@ -191,7 +192,7 @@ class _Job:
         found = certificates.plan(trained, domain, self.options.error, exclude=self.options.exclude)
         trained.train(training)
         joint = {name: mask & found.masks[name] if name in found.masks else mask for name, mask in masks.items()}
-        _require_filled(joint)
+        require_filled(joint)
         return Masks.adopt(joint, {"from": "imp", "fraction": self.fraction, "error": self.options.error})
 
     def control(self, name: str, index: int, masks: Masks) -> History:
@@ -212,12 +213,6 @@ class _Job:
 def _permuted(tensor: Tensor, source: torch.Generator) -> Tensor:
     order = torch.randperm(tensor.numel(), generator=source).to(tensor.device)
     return tensor.reshape(-1)[order].reshape(tensor.shape)
-
-
-def _require_filled(masks: Mapping[str, Tensor]) -> None:
-    for name, mask in masks.items():
-        if not bool(mask.any()):
-            raise BadInput(f"This pruning would leave no weight in {name}: use fewer rounds, or exclude that layer.")
 
 
 def random_ticket(model: nn.Module, sparsity: float, seed: int = 0, exclude: tuple[str, ...] = ()) -> Masks:

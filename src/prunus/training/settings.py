@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import numbers
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,6 +50,10 @@ class Schedule:
             raise UnknownName("shape of a schedule", self.shape, SHAPES)
         for text in (self.warmup, self.cooldown, *self.milestones):
             Duration.parse(text)
+        for name in ("factor", "cooldown_lr"):
+            value = getattr(self, name)
+            if not (_is_number(value) and value >= 0.0):
+                raise BadInput(f"{name} of a schedule is {value!r}; it must be a finite number of at least 0.")
 
     def rate(self, lr: float, step: int, total: int, per_epoch: int, by_epoch: bool = True) -> float:
         """The learning rate of the step number `step` (from 0) in a run of `total` steps."""
@@ -126,14 +131,17 @@ class FitConfig:
             raise UnknownName("loss", self.loss, LOSSES)
         for name, low in (("lr", 0.0), ("weight_decay", 0.0), ("spectral_penalty", 0.0), ("momentum", 0.0)):
             value = getattr(self, name)
-            if not (math.isfinite(value) and value >= low):
+            if not (_is_number(value) and value >= low):
                 raise BadInput(f"{name} is {value!r}; it must be a finite number of at least {low:g}.")
         for name, least in (("batch_size", 1), ("keep", 1), ("workers", 0)):
-            if getattr(self, name) < least:
-                raise BadInput(f"{name} is {getattr(self, name)!r}; it must be at least {least}.")
+            value = getattr(self, name)
+            if not isinstance(value, numbers.Integral) or value < least:
+                raise BadInput(f"{name} is {value!r}; it must be a whole number of at least {least}.")
+        if self.clip is not None and not (_is_number(self.clip) and self.clip > 0.0):
+            raise BadInput(f"clip is {self.clip!r}; the largest norm of a gradient must be a positive number.")
         if not 0.0 <= self.distill_weight <= 1.0:
             raise BadInput(f"distill_weight is {self.distill_weight!r}; it must lie in [0, 1].")
-        if self.temperature <= 0.0:
+        if not (_is_number(self.temperature) and self.temperature > 0.0):
             raise BadInput(f"temperature is {self.temperature!r}; it must be positive.")
         if self.resume and self.folder is None:
             raise BadInput("resume=True needs a folder: name the one that holds the run's checkpoints.")
@@ -171,6 +179,10 @@ class FitConfig:
         return found
 
 
+def _is_number(value: Any) -> bool:
+    return isinstance(value, numbers.Real) and math.isfinite(value)
+
+
 def interval(text: str) -> tuple[float, str]:
     """("1ep", "500it" or "10min") as a positive number and its unit."""
     if text.endswith("min"):
@@ -183,7 +195,8 @@ def interval(text: str) -> tuple[float, str]:
                 f"every={text!r} is no interval: write epochs, iterations or minutes, as in '1ep' or '10min'."
             )
         return minutes, "min"
-    Duration.parse(text)
+    if Duration.parse(text).steps(1_000_000) < 1:
+        raise BadInput(f"every={text!r} is no interval: give at least one step, as in '100it'.")
     return 0.0, "steps"
 
 

@@ -139,6 +139,7 @@ def find_ticket(
         "period": popup.period,
         "rate": rate if popup.period else None,
         "options": repr(options),
+        "layers": sorted(weights),
     }
     scores = list(popup.scores.values())
     history = Run(copied, data, length, config, test=test, parameters=scores, callbacks=[popup], about=about).train()
