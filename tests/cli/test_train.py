@@ -167,3 +167,19 @@ def test_interrupted_runs_say_how_to_go_on(tmp_path: Path) -> None:
     assert process.returncode == 130
     assert "--resume" in told
     assert "Traceback" not in told
+
+
+def test_parts_of_a_schedule(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    steps = ["--milestones", "1ep", "--factor", "0.5", "--lr", "0.08", "-o", tmp_path / "step", "--json"]
+    assert command("train", *SMALL, *steps) == 0
+    assert json.loads(capsys.readouterr().out)["final"]["lr"] == pytest.approx(0.04)
+    assert command("train", *SMALL, "--schedule", "constant", "--warmup", "2ep", "--lr", "0.08", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["final"]["lr"] == pytest.approx(0.08)
+    assert command("train", *SMALL, "--schedule", "cosine", "--factor", "0.5") == 2
+    assert "--schedule step" in capsys.readouterr().err
+
+
+def test_batch_norms_are_measured_anew(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command("train", *SMALL, "--method", "random", "--sparsity", 0.5, "--recalibrate", 3, "--json") == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["recalibrated test accuracy"] == told["final"]["test_accuracy"]  # no batch norm: nothing to measure

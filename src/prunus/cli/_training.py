@@ -22,7 +22,13 @@ class Flags:
     lr: Annotated[float | None, Parameter(help="Learning rate.")] = None
     momentum: Annotated[float | None, Parameter(help="Momentum of SGD.")] = None
     weight_decay: Annotated[float | None, Parameter(help="Weight decay.")] = None
+    nesterov: Annotated[bool | None, Parameter(negative="", help="Nesterov's momentum.")] = None
     schedule: Annotated[str | None, Parameter(help="constant, cosine, step or warmup.")] = None
+    warmup: Annotated[str | None, Parameter(help="How long the rate rises at first, as in 5ep.")] = None
+    milestones: Annotated[
+        list[str] | None, Parameter(negative="", help="Where a step schedule drops the rate, as in 80ep 120ep.")
+    ] = None
+    factor: Annotated[float | None, Parameter(help="By how much; a tenth unless given.")] = None
     batch_size: Annotated[int | None, Parameter(help="Samples in a step.")] = None
     augment: Annotated[str | None, Parameter(help="none, crop-flip or resized-crop-flip.")] = None
     clip: Annotated[float | None, Parameter(help="Largest norm of the gradient.")] = None
@@ -46,6 +52,7 @@ def configure(base: Any, flags: Flags, place: Place, seed: int, quiet: bool) -> 
     from prunus.training.records import RunFolder
 
     given = {name: value for name, value in dataclasses.asdict(flags).items() if value is not None}
+    _spell_schedule(given, base.schedule)
     if "optimizer" in given and given["optimizer"] != base.optimizer and "lr" not in given:
         given["lr"] = None  # the default of that optimizer
     if place.resume and place.folder is None:
@@ -61,6 +68,25 @@ def configure(base: Any, flags: Flags, place: Place, seed: int, quiet: bool) -> 
         progress=False if quiet else None,
     )
     return config, folder
+
+
+def _spell_schedule(given: dict[str, Any], before: Any) -> None:
+    """Put what was said of the schedule's parts into one `Schedule`."""
+    from prunus.training import Schedule
+
+    parts = {name: given.pop(name) for name in ("warmup", "milestones", "factor") if name in given}
+    if not parts:
+        return
+    if "milestones" in parts:
+        parts["milestones"] = tuple(parts["milestones"])
+    shape = given.get("schedule", "step" if "milestones" in parts or "factor" in parts else None)
+    if isinstance(before, Schedule) and shape is None:
+        given["schedule"] = dataclasses.replace(before, **parts)
+        return
+    shape = shape or before
+    if shape != "step" and ("milestones" in parts or "factor" in parts):
+        raise BadInput(f"--milestones and --factor belong to --schedule step, not {shape}.")
+    given["schedule"] = Schedule("cosine" if shape == "warmup" else shape, **parts)
 
 
 def data_pair(name: str, folder: Path | None) -> tuple[Any, Any]:

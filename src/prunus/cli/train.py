@@ -65,6 +65,9 @@ class Terms:
     ] = None
     distill_weight: Annotated[float, Parameter(help="Share of the trained network's outputs in the loss.")] = 0.5
     temperature: Annotated[float, Parameter(help="How much those outputs are softened.")] = 4.0
+    recalibrate: Annotated[
+        int, Parameter(help="Batches on which batch norms are measured anew after training; 10 is enough.")
+    ] = 0
 
 
 def train(
@@ -119,6 +122,8 @@ def train(
         pair = data_pair(data, data_dir)
         about = {"network": model, "init": init, "method": pruning.method, "rescale": pruning.rescale}
         history, masks, extra = _run(network, pair, length, config, pruning, tuple(exclude or ()), about)
+        if terms.recalibrate:
+            extra |= _recalibrate(network, pair, terms.recalibrate)
         settings = {"model": model, "data": data, "length": length, "preset": preset, "init": init, "seed": seed}
         settings |= {"method": pruning.method, "rescale": pruning.rescale, "config": config.record()}
         record = {**settings, **extra, "final": history[-1].to_dict() if history else None, "notes": history.notes}
@@ -209,6 +214,14 @@ def _run(
     with context:
         history = Run(network, train, length, config, masks, test, about=about).train()
     return history, masks, {}
+
+
+def _recalibrate(network: Any, pair: Any, batches: int) -> dict[str, Any]:
+    from prunus.training import accuracy, recalibrate
+
+    train, test = pair
+    recalibrate(network, train, batches)
+    return {"recalibrated test accuracy": None if test is None else accuracy(network, test)}
 
 
 def _regrowth(pruning: Pruning, data: Any, length: str, config: Any) -> Any:
