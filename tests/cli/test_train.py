@@ -158,12 +158,17 @@ def test_short_runs_regrow_and_imp_has_its_controls(tmp_path: Path, capsys: pyte
 
 def test_interrupted_runs_say_how_to_go_on(tmp_path: Path) -> None:
     arguments = [sys.executable, "-m", "prunus", "train", "fc:64-300-10", "--data", "digits", "--length", "5000ep"]
-    process = subprocess.Popen([*arguments, "-o", str(tmp_path / "run")], stderr=subprocess.PIPE, text=True)
+    # Where the tests themselves run in the background, children would inherit that the signal is ignored.
+    reset = {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)}
+    process = subprocess.Popen([*arguments, "-o", str(tmp_path / "run")], stderr=subprocess.PIPE, text=True, **reset)
     deadline = time.monotonic() + 120
     while not list((tmp_path / "run").glob("checkpoints/*")) and time.monotonic() < deadline:
         time.sleep(0.1)
     process.send_signal(signal.SIGINT)
-    _, told = process.communicate(timeout=120)
+    try:
+        _, told = process.communicate(timeout=60)
+    finally:
+        process.kill()
     assert process.returncode == 130
     assert "--resume" in told
     assert "Traceback" not in told
