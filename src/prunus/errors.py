@@ -45,3 +45,8 @@ class MissingExtra(PrunusError, ImportError):
 
 class RunFailed(PrunusError, RuntimeError):
     """A run that started well and could not finish."""
+
+
+def first_line(error: BaseException) -> str:
+    """The first line that says something in an error of another library, for one sentence of our own."""
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

@@ -83,7 +83,8 @@ def _one(
     from prunus.sparse import _bench
 
     linear, conv = _LINEAR.fullmatch(name), _CONV.fullmatch(name)
-    sizes = [int(size) for size in (linear or conv or ("",)).groups()] if linear or conv else []  # type: ignore[union-attr]
+    shape = linear or conv
+    sizes = [int(size) for size in shape.groups()] if shape else []
     if sizes and (min(sizes) < 1 or math.prod(sizes[: 2 if linear else 3]) > _LARGEST):
         raise BadInput(f"{name!r} cannot be timed: sizes must be at least 1, and weights at most {_LARGEST:,}.")
     if linear:

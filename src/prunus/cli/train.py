@@ -45,7 +45,9 @@ class Pruning:
     radius: Annotated[float, Parameter(help="Radius of the inputs for --fraction certified.")] = 1.0
     controls: Annotated[
         list[str] | None,
-        Parameter(negative="", help="Random tickets beside each level of imp: reinitialise, shuffle-layers, shuffle."),
+        Parameter(
+            negative="", help="Random tickets beside each level of imp: reinitialise, shuffle-layers, shuffle-global."
+        ),
     ] = None
     regrow_every: Annotated[
         str | None, Parameter(help="How often set and rigl exchange weights; 100it, or twenty times in a short run.")

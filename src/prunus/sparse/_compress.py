@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from prunus.contract import Masks
-from prunus.errors import BadInput
+from prunus.errors import BadInput, first_line
 from prunus.sparse._channels import remove_channels
 from prunus.sparse._explain import make_row
 from prunus.sparse._geometry import Geometry
@@ -53,7 +53,7 @@ def compress(
         work = copy.deepcopy(model).eval()
     except RuntimeError as error:
         hint = "prune.remove makes the pruning of torch.nn.utils.prune permanent"
-        raise BadInput(f"The model cannot be copied ({str(error).splitlines()[0]}): {hint}.") from error
+        raise BadInput(f"The model cannot be copied ({first_line(error)}): {hint}.") from error
     if masks is not None:
         masks.apply_(work)
     shapes_left: dict[str, list[int]] = {}
@@ -177,8 +177,9 @@ def _shapes(
         with torch.no_grad():
             model(**example) if isinstance(example, Mapping) else model(*arguments)
     except (RuntimeError, TypeError, ValueError, IndexError) as error:
-        first = (str(error).splitlines() or [type(error).__name__])[0]
-        raise BadInput(f"The model cannot run on the example ({first}): give an input of the right shape.") from error
+        raise BadInput(
+            f"The model cannot run on the example ({first_line(error)}): give an input of the right shape."
+        ) from error
     finally:
         for handle in handles:
             handle.remove()

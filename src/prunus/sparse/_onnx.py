@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from prunus.contract import Masks
-from prunus.errors import BadInput, MissingExtra, RunFailed
+from prunus.errors import BadInput, MissingExtra, RunFailed, first_line
 from prunus.files import replace_file
 from prunus.sparse._modules import PackedModule
 
@@ -36,13 +36,13 @@ def to_onnx(model: nn.Module, example: Tensor | tuple[Any, ...]) -> bytes:
         with torch.no_grad():
             model.eval()(*arguments)
     except (RuntimeError, TypeError, ValueError, IndexError) as error:
-        raise BadInput(f"The model cannot run on the example ({_first_line(error)}): give a fitting input.") from error
+        raise BadInput(f"The model cannot run on the example ({first_line(error)}): give a fitting input.") from error
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             program = torch.onnx.export(model, arguments, dynamo=True, verbose=False)
     except Exception as error:  # torch raises many kinds, with pages of advice
-        raise RunFailed(f"torch cannot export this model to ONNX: {_first_line(error)}") from error
+        raise RunFailed(f"torch cannot export this model to ONNX: {first_line(error)}") from error
     finally:
         for logger, level in zip(loggers, levels):
             logger.setLevel(level)
@@ -55,10 +55,6 @@ def to_onnx(model: nn.Module, example: Tensor | tuple[Any, ...]) -> bytes:
 def _arguments(example: Any) -> tuple[Any, ...]:
     parts = example if isinstance(example, tuple) else (example,)
     return tuple(part.detach() if isinstance(part, Tensor) else part for part in parts)
-
-
-def _first_line(error: Exception) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
 def export_onnx(

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from prunus.contract import Duration, Masks
-from prunus.errors import BadInput, PrunusError, RunFailed
+from prunus.errors import BadInput, PrunusError, RunFailed, first_line
 from prunus.training import distributed
 from prunus.training.batches import Batches, fingerprint, isolated
 from prunus.training.checkpoints import Checkpoints, digest, pack_optimizer, require_same, unpack_optimizer
@@ -210,11 +210,9 @@ class Run:
         except (RuntimeError, ValueError, IndexError, TypeError) as error:
             if isinstance(error, PrunusError):
                 raise
-            first = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-            shape = tuple(inputs.shape)
             raise BadInput(
-                f"The model cannot learn from this data ({first}): its inputs have shape {shape} and its labels go up "
-                f"to {labels.max().item():g}."
+                f"The model cannot learn from this data ({first_line(error)}): its inputs have shape "
+                f"{tuple(inputs.shape)} and its labels go up to {labels.max().item():g}."
             ) from error
 
     def _close_epoch(self) -> None:
