@@ -46,7 +46,7 @@ class Pruning:
     controls: Annotated[
         list[str] | None,
         Parameter(
-            negative="", help="Random tickets beside each level of imp: reinitialise, shuffle-layers, shuffle-global."
+            negative="", help="Beside each level of imp: reinitialise, shuffle-layers, shuffle-global."
         ),
     ] = None
     regrow_every: Annotated[
