@@ -45,9 +45,7 @@ class Pruning:
     radius: Annotated[float, Parameter(help="Radius of the inputs for --fraction certified.")] = 1.0
     controls: Annotated[
         list[str] | None,
-        Parameter(
-            negative="", help="Beside each level of imp: reinitialise, shuffle-layers, shuffle-global."
-        ),
+        Parameter(negative="", help="Beside each level of imp: reinitialise, shuffle-layers, shuffle-global."),
     ] = None
     regrow_every: Annotated[
         str | None, Parameter(help="How often set and rigl exchange weights; 100it, or twenty times in a short run.")
