@@ -143,6 +143,7 @@ void check_conv(const Level &level) {
     const int64_t bank = draw(0, 1) ? 16 : 32, channels = draw(large ? 16 : 1, 40), rows = draw(1, large ? 6 : 40);
     Conv c = {draw(1, 3), channels, draw(1, 18), draw(1, 34), draw(1, 4), draw(1, 4), draw(1, 3), draw(1, 3),
               draw(0, 3), draw(0, 3), draw(1, 2), draw(1, 2), {}, {}, {}};
+    if (draw(0, 1)) c.stride_y = c.stride_x = 1;  // so that tiles are windows, where weights are many
     if (large) c.batch = 1, c.height = draw(50, 90), c.width = draw(50, 90);
     if (draw(0, 3) == 0) c.kernel_y = c.kernel_x = c.stride_y = c.stride_x = 1, c.pad_y = c.pad_x = 0;
     if (c.height + 2 * c.pad_y <= c.dilation_y * (c.kernel_y - 1) || c.width + 2 * c.pad_x <= c.dilation_x * (c.kernel_x - 1)) return;
@@ -153,7 +154,7 @@ void check_conv(const Level &level) {
     std::vector<bool> used(static_cast<size_t>(cols));  // channels that only fill up the last bank hold no weights
     for (int64_t k = 0; k < channels; ++k)
         for (int64_t tap = 0; tap < taps; ++tap) used[size_t(column(tap, k))] = true;
-    const Matrix m(rows, cols, bank, 0.2, Values(draw(0, 2)), &used);
+    const Matrix m(rows, cols, bank, draw(0, 1) ? 0.2 : 0.6, Values(draw(0, 2)), &used);
     const int64_t h = c.out_height(), w = c.out_width();
     const Floats x(c.batch * channels * c.height * c.width), bias(rows), other(c.batch * rows * h * w);
     const Finish finish = {bias.at.get(), m.scales(), draw(0, 1) ? other.at.get() : nullptr, bool(draw(0, 1))};
@@ -184,7 +185,7 @@ void check_program(const Level &level) {
     const int64_t cols = 9 * (channels < 16 ? channels : (channels + 15) / 16 * 16);
     std::vector<bool> used(static_cast<size_t>(cols));
     for (int64_t i = 0; i < cols; ++i) used[size_t(i)] = channels < 16 || i / 144 * 16 + i % 16 < channels;
-    const Matrix one(channels, cols, 16, 0.2, Values(draw(0, 2)), &used), two(channels, cols, 16, 0.2, Values::f32, &used);
+    const Matrix one(channels, cols, 16, draw(0, 1) ? 0.2 : 0.6, Values(draw(0, 2)), &used), two(channels, cols, 16, 0.2, Values::f32, &used);
     const Floats x(batch * channels * h * w), bias(channels);
     const Layout padded = {1, w + 1, ((h + 2) * (w + 1) + 1 + 32 + 15) / 16 * 16}, plain = {0, 0, 0};
     const Layout inside = halo ? padded : plain;

@@ -71,6 +71,31 @@ def test_agrees_with_float64_on_random_geometries(level: str) -> None:
         assert bool(((found - exact).abs() <= slack).all()), (conv, size)
 
 
+@pytest.mark.parametrize("height", (3, 4, 7, 14))
+@pytest.mark.parametrize("width", (7, 8, 14, 15, 16, 33))
+def test_windows_of_any_shape(level: str, height: int, width: int) -> None:
+    """Layers with many weights for each input copy windows of the image; each edge of it is zero in its own way."""
+    generator = torch.Generator().manual_seed(100 * height + width)
+    for inputs, kernel, padding, dilation in (
+        (3, (3, 3), (1, 1), 1),
+        (20, (3, 3), (1, 1), 1),
+        (33, (2, 5), (0, 3), 1),
+        (16, (3, 2), (2, 0), 2),
+    ):
+        conv = nn.Conv2d(inputs, 40, kernel, padding=padding, dilation=dilation)
+        with torch.no_grad():
+            conv.weight.copy_(torch.randn(conv.weight.shape, generator=generator))
+            conv.weight.mul_(torch.rand(conv.weight.shape, generator=generator) < 0.3)
+        layer, x = SparseConv2d.from_dense(conv), torch.randn(2, inputs, height, width, generator=generator)
+        if min(layer.geometry.output(height, width)) < 1:
+            continue
+        exact, slack = oracle(conv, x)
+        other = torch.randn(exact.shape, generator=generator)
+        with torch.no_grad():
+            assert bool(((layer(x) - exact).abs() <= slack).all())
+            assert bool(((layer(x, other) - exact - other).abs() <= slack + 1e-5 * other.abs()).all())
+
+
 def test_ends_with_the_residual_and_relu(level: str) -> None:
     generator = torch.Generator().manual_seed(22)
     conv = nn.Conv2d(16, 24, 3, padding=1)

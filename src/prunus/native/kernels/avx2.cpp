@@ -17,6 +17,16 @@ inline vec add(vec a, vec b) { return _mm256_add_ps(a, b); }
 inline vec all(float v) { return _mm256_set1_ps(v); }
 inline vec positive(vec v) { return _mm256_max_ps(_mm256_setzero_ps(), v); }  // in this order it keeps NaN
 
+// The lanes [first, last) of a register, and a load that touches no others: they are zero.
+using some = __m256i;
+inline some lanes_between(int64_t first, int64_t last) {
+    const __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+    const __m256i from = _mm256_set1_epi32(int(first < 0 ? 0 : first > W ? W : first));
+    const __m256i to = _mm256_set1_epi32(int(last < 0 ? 0 : last > W ? W : last));
+    return _mm256_andnot_si256(_mm256_cmpgt_epi32(from, lane), _mm256_cmpgt_epi32(to, lane));
+}
+inline vec load_some(const float *p, some lanes) { return _mm256_maskload_ps(p, lanes); }
+
 // Each of R neighbouring values in all lanes of its own register: one load for four of them, then in-lane moves.
 template <int R>
 inline void splat_rows(const float *p, vec *out) {
@@ -126,7 +136,7 @@ void permute_kernel(const Packed &p, int64_t group, const float *, int64_t, cons
 
 const Level &avx2_level() {
     static constexpr Level level = {"avx2", W, max_vectors, 4, tile_kernel, decode_offsets<uint16_t>, decode_offsets<uint32_t>, decode_values, 128, prepare_tables,
-                                    permute_kernel, to_tile, from_tile, finish_tile, copy_floats,
+                                    permute_kernel, to_tile, from_tile, finish_tile, copy_floats, copy_window,
                                     read_floats, multiply_adds};
     return level;
 }

@@ -23,6 +23,22 @@ inline vec add(vec a, vec b) { return _mm512_add_ps(a, b); }
 inline vec all(float v) { return _mm512_set1_ps(v); }
 inline vec positive(vec v) { return _mm512_max_ps(_mm512_setzero_ps(), v); }  // in this order it keeps NaN
 
+// The lanes [first, last) of a register, and a load that touches no others: they are zero.
+using some = uint16_t;
+inline some lanes_between(int64_t first, int64_t last) {
+    const auto below = [](int64_t n) { return n <= 0 ? 0u : n >= W ? 0xFFFFu : (1u << n) - 1; };
+    return some(below(last) & ~below(first));
+}
+#ifdef PRUNUS_EMULATE_AVX512
+inline vec load_some(const float *p, some lanes) {
+    float out[W];
+    for (int i = 0; i < W; ++i) out[i] = lanes >> i & 1 ? p[i] : 0.0f;
+    return load(out);
+}
+#else
+inline vec load_some(const float *p, some lanes) { return _mm512_maskz_loadu_ps(lanes, p); }
+#endif
+
 // Sixteen small integers as 32-bit ones.
 #ifdef PRUNUS_EMULATE_AVX512
 template <typename T>
@@ -132,7 +148,7 @@ void permute_kernel(const Packed &p, int64_t group, const float *x, int64_t ldx,
 
 const Level &avx512_level() {
     static constexpr Level level = {"avx512", W, max_vectors, 31, tile_kernel, decode_offsets<uint16_t>, decode_offsets<uint32_t>, decode_values, 0, nullptr,
-                                    permute_kernel, to_tile, from_tile, finish_tile, copy_floats,
+                                    permute_kernel, to_tile, from_tile, finish_tile, copy_floats, copy_window,
                                     read_floats, multiply_adds};
     return level;
 }

@@ -5,6 +5,11 @@
 // output's width is a multiple of the register's, each register of a tile takes its own part of a row; otherwise pixels
 // are counted over whole plane rows, and the few between two rows of the image are computed and dropped. With stride one
 // the padding on the right of a row is that on the left of the next. A 1x1 convolution reads the image itself.
+//
+// A register of pixels that begins anywhere mostly lies across two lines of the cache and costs two loads. So a layer
+// of stride one that has many weights for each input copies a window of the image instead of planes: for one register
+// of pixels across and a few down, each channel's rows at each shift a tap has, aligned and side by side. The zeros
+// around the image come from masked loads.
 #include <algorithm>
 #include <cstdint>
 
@@ -16,21 +21,44 @@ namespace prunus {
 namespace kernels {
 namespace {
 
-constexpr int64_t block_bytes = 20 << 10;
+constexpr int64_t block_bytes = 20 << 10;   // inputs of one block of channels, read where they lie
+constexpr int64_t window_bytes = 20 << 10;  // and copied to a window
+// Kept weights for each column from which a window pays: beside planes that would have to be made, and beside an image
+// that could be read in place.
+constexpr double uses_of_window = 2.5, uses_beside_image = 4.5;
 constexpr int64_t work_per_thread = 100000;
 
 int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
+// Whether inputs are used often enough to be copied to where they are aligned and close together. A tile is then one
+// register wide, so that taps above each other share what is copied.
+bool takes_windows(const Level &level, const Packed &p, const Conv &c, const Geometry &g, double uses) {
+    const int64_t across = divide_up(g.out_w, level.width) * level.width, rows = c.dilation_y * (c.kernel_y - 1) + level.max_vectors;
+    const int64_t bytes = std::min(c.channels, p.bank) * c.kernel_x * rows * level.width * int64_t(sizeof(float));
+    const bool fits = c.kernel_x <= max_shifts && bytes <= window_bytes;
+    const bool fills = g.out_h >= level.max_vectors && 4 * across <= 5 * g.out_w;  // few lanes without a pixel
+    return c.stride_y == 1 && c.stride_x == 1 && g.taps > 1 && fits && fills &&
+           double(p.slot_start[p.groups] * lanes) >= uses * double(p.cols);
+}
+
 Geometry geometry(const Level &level, const Packed &p, const Conv &c) {
-    Geometry g;
+    Geometry g = {};
     g.out_h = c.out_height(), g.out_w = c.out_width(), g.taps = c.kernel_y * c.kernel_x;
     const int64_t reach_y = c.dilation_y * (c.kernel_y - 1), reach_x = c.dilation_x * (c.kernel_x - 1);
     g.phases_y = std::min(c.stride_y, reach_y + 1), g.phases_x = std::min(c.stride_x, reach_x + 1);
     const int64_t shift_y = reach_y / c.stride_y, shift_x = reach_x / c.stride_x;
     const bool whole = c.channels < p.bank || c.channels % p.bank == 0, single = c.stride_y == 1 && c.stride_x == 1;
     g.plane_rows = g.out_h + shift_y;
+    const bool own_zeros = c.in.plane && single && whole && c.in.pad == c.pad_y && c.in.pad == c.pad_x && g.out_w <= c.in.pitch;
+    if (takes_windows(level, p, c, g, own_zeros ? uses_beside_image : uses_of_window)) {
+        g.windows = g.in_place = g.by_row = true;
+        g.room = level.max_vectors + reach_y, g.across = divide_up(g.out_w, level.width);
+        g.channels = c.channels, g.plane = c.kernel_x * g.room * level.width;
+        g.pixels = g.out_h * g.across * level.width;
+        return g;
+    }
     // An image with the convolution's own zeros around it needs no copy.
-    if (c.in.plane && single && whole && c.in.pad == c.pad_y && c.in.pad == c.pad_x && g.out_w <= c.in.pitch) {
+    if (own_zeros) {
         g.pitch = c.in.pitch, g.plane = c.in.plane, g.channels = c.channels;
         g.pixels = (g.out_h - 1) * g.pitch + g.out_w;
         g.in_place = true, g.by_row = g.out_w % level.width == 0;
@@ -49,7 +77,8 @@ Geometry geometry(const Level &level, const Packed &p, const Conv &c) {
 }
 
 // Where tap (ky, kx) of the first output pixel lies, relative to a channel's plane of phase (0, 0).
-int64_t tap_offset(const Geometry &g, const Conv &c, int64_t ky, int64_t kx) {
+int64_t tap_offset(const Geometry &g, const Conv &c, int width, int64_t ky, int64_t kx) {
+    if (g.windows) return (kx * g.room + ky * c.dilation_y) * width;
     const int64_t y = ky * c.dilation_y, x = kx * c.dilation_x;
     const int64_t phase = (y % c.stride_y) * g.phases_x + x % c.stride_x;
     return phase * g.channels * g.plane + (y / c.stride_y) * g.pitch + x / c.stride_x;
@@ -101,7 +130,7 @@ void ConvJob::decode(bool keep) {
     for (int64_t i = 0; i < count; ++i) {
         const int64_t tap = table ? i / c_.channels : i % g_.taps;
         const int64_t channel = table ? i % c_.channels : i / g_.taps * p_.bank - i / step_ * block_channels();
-        const int64_t at = tap_offset(g_, c_, tap / c_.kernel_x, tap % c_.kernel_x) + channel * g_.plane;
+        const int64_t at = tap_offset(g_, c_, level_.width, tap / c_.kernel_x, tap % c_.kernel_x) + channel * g_.plane;
         base[i] = uint32_t(at);
         farthest = std::max(farthest, at + (table ? 0 : (p_.bank - 1) * g_.plane));
     }
@@ -126,9 +155,10 @@ void ConvJob::decode(bool keep) {
 
 void ConvJob::cut(bool keep) {
     const int64_t tile = level_.width * level_.max_vectors;
-    const int64_t bytes = c_.kernel_y * (tile + c_.kernel_x * c_.dilation_x + 16) * int64_t(sizeof(float));
-    const int64_t banks = p_.banks();
-    step_ = c_.channels < p_.bank ? std::max<int64_t>(1, banks) : g_.taps * std::max<int64_t>(1, block_bytes / (p_.bank * bytes));
+    const int64_t read = c_.kernel_y * (tile + c_.kernel_x * c_.dilation_x + 16);  // floats of a channel, for one tile
+    const int64_t bytes = (g_.windows ? g_.plane : read) * p_.bank * int64_t(sizeof(float)), banks = p_.banks();
+    const int64_t fit = std::max<int64_t>(1, (g_.windows ? window_bytes : block_bytes) / bytes), whole = divide_up(banks, g_.taps);
+    step_ = c_.channels < p_.bank ? std::max<int64_t>(1, banks) : g_.taps * divide_up(whole, divide_up(whole, fit));
     blocks_ = std::max<int64_t>(1, divide_up(banks, step_));
     int64_t *cuts = static_cast<int64_t *>(take(keep, 4, p_.groups * (blocks_ + 1) * int64_t(sizeof(int64_t))));
     for (int64_t q = 0; q < p_.groups; ++q) {
@@ -143,7 +173,7 @@ void ConvJob::cut(bool keep) {
     cuts_ = cuts;
 }
 
-int64_t ConvJob::block_channels() const { return step_ / g_.taps * p_.bank; }
+int64_t ConvJob::block_channels() const { return c_.channels < p_.bank ? c_.channels : step_ / g_.taps * p_.bank; }
 
 int64_t ConvJob::work() const { return (p_.slot_start[p_.groups] * lanes + p_.rows + c_.channels) * g_.pixels; }
 int64_t ConvJob::in_size() const { return c_.channels * plane_size(c_.in, c_.height, c_.width); }
@@ -168,19 +198,46 @@ void ConvJob::make_plane(const float *x, int64_t channel, float *planes) const {
 }
 
 int64_t ConvJob::vectors() const { return divide_up(g_.by_row ? g_.out_h * g_.out_w : g_.pixels, level_.width); }
-int64_t ConvJob::tiles() const { return divide_up(vectors(), level_.max_vectors); }
+int64_t ConvJob::tiles() const {
+    return g_.windows ? divide_up(g_.out_h, level_.max_vectors) * g_.across : divide_up(vectors(), level_.max_vectors);
+}
+
+// The inputs of a block of channels for `rows` output pixels below each other, and a register of them across.
+void ConvJob::fill_window(int64_t block, int64_t row, int64_t rows, int64_t column, const float *x, float *out) const {
+    const int64_t plane = plane_size(c_.in, c_.height, c_.width), pitch = c_.in.plane ? c_.in.pitch : c_.width;
+    const int64_t first = block * block_channels(), top = row - c_.pad_y, left = column - c_.pad_x;
+    const int64_t needed = rows + g_.room - level_.max_vectors;
+    const int64_t first_row = std::min(needed, std::max<int64_t>(0, -top));
+    level_.window({x + first * plane + pixel(c_.in, c_.width, top, left), plane, pitch, c_.dilation_x,
+                   std::min(block_channels(), c_.channels - first), c_.kernel_x, needed, first_row,
+                   std::max(first_row, std::min(needed, c_.height - top)), -left, c_.width - left},
+                  g_.plane, g_.room, out);
+}
 
 // One tile of pixels for the rows of the groups [g0, g1).
 void ConvJob::run_tile(int64_t tile, int64_t g0, int64_t g1, const float *planes, const float *other, float *y) const {
-    const int64_t v0 = vectors() * tile / tiles(), v1 = vectors() * (tile + 1) / tiles(), width = level_.width;
-    const int64_t ld = (v1 - v0) * width;
+    const int64_t width = level_.width, across = g_.windows ? g_.across : 1, column = tile % across * width;
+    const int64_t all = g_.windows ? g_.out_h : vectors(), sets = tiles() / across;
+    const int64_t v0 = all * (tile / across) / sets, v1 = all * (tile / across + 1) / sets, ld = (v1 - v0) * width;
+    const bool direct = g_.windows ? column + width <= g_.out_w : g_.by_row;
     const float *parts[max_parts];
     const int64_t plane = plane_size(c_.out, g_.out_h, g_.out_w), other_plane = plane_size(c_.other, g_.out_h, g_.out_w);
     const float *start = f_.scale ? nullptr : f_.bias, *bias = f_.scale ? f_.bias : nullptr;
     Direct end = {{}, {}, plane, other_plane, f_.scale, bias, f_.relu};
-    Run *runs = nullptr;
+    Run few[max_parts], *runs = nullptr;
+    float *window = nullptr;
     int64_t count = 0;
-    if (g_.by_row) {
+    if (g_.windows) {
+        window = static_cast<float *>(scratch(9, block_channels() * g_.plane * int64_t(sizeof(float))));
+        runs = few;
+        for (int64_t v = v0; v < v1; ++v) {
+            const int64_t to = pixel(c_.out, g_.out_w, v, column), also = pixel(c_.other, g_.out_w, v, column);
+            parts[v - v0] = window + (v - v0) * width;
+            end.out[v - v0] = y + to;
+            end.other[v - v0] = other ? other + also : nullptr;
+            runs[count++] = {(v - v0) * width, to, also, g_.out_w - column};
+        }
+    } else if (g_.by_row) {
         for (int64_t v = v0; v < v1; ++v) {
             const int64_t row = v * width / g_.out_w, column = v * width % g_.out_w;
             parts[v - v0] = planes + row * g_.pitch + column;
@@ -197,18 +254,21 @@ void ConvJob::run_tile(int64_t tile, int64_t g0, int64_t g1, const float *planes
     }
     float *acc = static_cast<float *>(scratch(1, (g1 - g0) * lanes * ld * int64_t(sizeof(float))));
     for (int64_t b = 0; b < blocks_; ++b) {
-        for (int64_t v = 0; b > 0 && v < v1 - v0; ++v) parts[v] += block_channels() * g_.plane;
+        if (g_.windows)
+            fill_window(b, v0, v1 - v0, column, planes, window);
+        else
+            for (int64_t v = 0; b > 0 && v < v1 - v0; ++v) parts[v] += block_channels() * g_.plane;
         for (int64_t q = g0; q < g1; ++q) {
             const int64_t *cut = cuts_ + q * (blocks_ + 1) + b;
             const bool last_block = b == blocks_ - 1;
-            if (cut[0] == cut[1] && b > 0 && !(last_block && g_.by_row)) continue;
+            if (cut[0] == cut[1] && b > 0 && !(last_block && direct)) continue;
             const int64_t at = (p_.slot_start[q] + cut[0]) * lanes, rows = std::min(lanes, p_.rows - q * lanes);
             level_.tile({parts, acc + (q - g0) * lanes * ld, b == 0, start, cut[1] - cut[0], rows, q * lanes, int(v1 - v0),
                          narrow_ ? narrow_ + at : nullptr, wide_ ? wide_ + at : nullptr, values_ + at,
-                         last_block && g_.by_row ? &end : nullptr});
+                         last_block && direct ? &end : nullptr});
         }
     }
-    if (g_.by_row) return;
+    if (direct) return;
     const int64_t row = g0 * lanes, rows = std::min(g1 * lanes, p_.rows) - row;
     const auto from_row = [row](const float *all, int64_t step) { return all ? all + row * step : nullptr; };
     level_.finish({acc, ld, rows, plane, other_plane, runs, count, from_row(f_.scale, 1), from_row(bias, 1),

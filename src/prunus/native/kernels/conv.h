@@ -17,6 +17,9 @@ struct Geometry {
     int64_t channels;              // planes of one phase: channels, rounded up to whole banks
     bool in_place;                 // the image itself serves as planes
     bool by_row;                   // registers never cross from one row of the output to the next
+    bool windows;                  // the pixels of a tile lie below each other, and its inputs are copied side by side
+    int64_t room;                  // then: rows of a window
+    int64_t across;                // and registers in a row of the output
 };
 
 class ConvJob {
@@ -53,6 +56,7 @@ class ConvJob {
     void make_plane(const float *x, int64_t channel, float *planes) const;
     int64_t vectors() const;
     int64_t tiles() const;
+    void fill_window(int64_t block, int64_t row, int64_t rows, int64_t column, const float *x, float *out) const;
     void run_tile(int64_t tile, int64_t g0, int64_t g1, const float *planes, const float *other, float *y) const;
     int64_t flat_runs(int64_t start, int64_t first, int64_t last, Run *runs) const;
 };

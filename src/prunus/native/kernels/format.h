@@ -82,6 +82,16 @@ struct Ending {
     float *out;
 };
 
+// A window of an image: for each channel and each of `shifts` steps to the right, `rows` registers of pixels below each
+// other. The first pixel may lie outside of the image, and what does is zero.
+struct Window {
+    const float *from;
+    int64_t plane, pitch, step;  // floats from channel to channel, row to row, shift to shift
+    int64_t channels, shifts, rows;
+    int64_t first_row, last_row, first_column, last_column;  // of the image, counted from the window's first pixel
+};
+constexpr int64_t max_shifts = 16;
+
 struct Level {
     const char *name;
     int width;        // floats in a register
@@ -105,6 +115,8 @@ struct Level {
     void (*from_tile)(const float *acc, int64_t ld, int64_t rows, int64_t samples, float *y, int64_t ldy);
     void (*finish)(const Ending &);
     void (*copy)(const float *from, int64_t count, float *to);
+    // out[channel][shift][row][width], channels `pitch` apart, shifts `room` rows.
+    void (*window)(const Window &, int64_t pitch, int64_t room, float *out);
     // The machine's limits, for `explain`: read `count` floats; run `count` rounds of 12 independent multiply-adds.
     float (*read)(const float *from, int64_t count);
     float (*multiply)(int64_t count);

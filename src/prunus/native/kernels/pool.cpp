@@ -15,7 +15,7 @@ namespace kernels {
 namespace {
 
 constexpr int max_threads = 256;
-constexpr int scratch_slots = 9;
+constexpr int scratch_slots = 10;
 
 // How long a thread looks for work, or for the end of it, before it sleeps: to wake a sleeping one can take as long.
 constexpr std::chrono::microseconds patience{50};

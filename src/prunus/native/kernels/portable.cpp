@@ -18,6 +18,16 @@ inline vec load(const float *p) {
 inline void store(float *p, vec v) {
     for (int i = 0; i < W; ++i) p[i] = v.at[i];
 }
+// The lanes [first, last) of a register, and a load that touches no others: they are zero.
+struct some {
+    int64_t first, last;
+};
+inline some lanes_between(int64_t first, int64_t last) { return {first, last}; }
+inline vec load_some(const float *p, some lanes) {
+    vec v;
+    for (int i = 0; i < W; ++i) v.at[i] = i >= lanes.first && i < lanes.last ? p[i] : 0.0f;
+    return v;
+}
 template <int R>
 inline void splat_rows(const float *p, vec *out) {
     for (int r = 0; r < R; ++r)
@@ -116,7 +126,7 @@ void permute_kernel(const Packed &p, int64_t group, const float *x, int64_t ldx,
 
 const Level &portable_level() {
     static constexpr Level level = {"portable", W, max_vectors, 3, tile_kernel, decode_offsets<uint16_t>, decode_offsets<uint32_t>, decode_values, 0, nullptr,
-                                    permute_kernel, to_tile, from_tile, finish_tile, copy_floats,
+                                    permute_kernel, to_tile, from_tile, finish_tile, copy_floats, copy_window,
                                     read_floats, multiply_adds};
     return level;
 }

@@ -181,6 +181,44 @@ void copy_floats(const float *from, int64_t count, float *to) {
     if (count % W) store(to + count - W, load(from + count - W));
 }
 
+// S shifts; zero: as many as the window says. `whole`: no register reaches beyond the image's columns.
+template <int S, bool whole>
+inline void copy_window(const Window &w, const some *inside, int64_t pitch, int64_t room, float *out) {
+    const int shifts = S ? S : int(w.shifts);
+    const int64_t below = room * W, ahead = 4 * w.plane, next = max_vectors * w.pitch;  // what is read soon, and by the next tile
+    const float *from = w.from;
+    for (int64_t c = 0; c < w.channels; ++c, from += w.plane, out += pitch) {
+        float *to = out;
+        int64_t r = 0;
+        for (; r < w.first_row; ++r, to += W)
+            for (int s = 0; s < shifts; ++s) store(to + s * below, all(0.0f));
+        const float *at = from + r * w.pitch;
+        for (; r < w.last_row; ++r, to += W, at += w.pitch) {
+            __builtin_prefetch(at + ahead);
+            __builtin_prefetch(at + next);
+#pragma GCC unroll 3
+            for (int s = 0; s < shifts; ++s)
+                store(to + s * below, whole ? load(at + s * w.step) : load_some(at + s * w.step, inside[s]));
+        }
+        for (; r < w.rows; ++r, to += W)
+            for (int s = 0; s < shifts; ++s) store(to + s * below, all(0.0f));
+    }
+}
+
+template <int S>
+inline void copy_window(const Window &w, int64_t pitch, int64_t room, float *out) {
+    some inside[max_shifts];
+    for (int64_t s = 0; s < w.shifts; ++s) inside[s] = lanes_between(w.first_column - s * w.step, w.last_column - s * w.step);
+    if (w.first_column <= 0 && w.last_column >= (w.shifts - 1) * w.step + W)
+        copy_window<S, true>(w, inside, pitch, room, out);
+    else
+        copy_window<S, false>(w, inside, pitch, room, out);
+}
+
+void copy_window(const Window &w, int64_t pitch, int64_t room, float *out) {
+    return w.shifts == 3 ? copy_window<3>(w, pitch, room, out) : copy_window<0>(w, pitch, room, out);
+}
+
 float read_floats(const float *from, int64_t count) {
     vec sum[8];
     for (int i = 0; i < 8; ++i) sum[i] = all(0.0f);
