@@ -82,15 +82,18 @@ void compare(const char *what, const char *level, double found, double exact, do
 
 void check_linear(const Level &level) {
     const bool large = draw(0, 39) == 0;
-    const int64_t rows = draw(1, large ? 300 : 70), cols = draw(1, large ? 600 : 200), batch = draw(1, large ? 120 : 80);
+    const bool wide = draw(0, 19) == 0;  // more columns than 16 bits can place
+    const int64_t rows = draw(1, large ? 300 : wide ? 20 : 70), batch = draw(1, large ? 120 : wide ? 30 : 80);
+    const int64_t cols = wide ? draw(4000, 9000) : draw(1, large ? 600 : 200);
     const int64_t banks[] = {16, 32, 64, 128, 256};
     const Matrix m(rows, cols, banks[draw(0, 4)], std::pow(double(draw(0, 10)) / 10, 2), Values(draw(0, 2)));
     const Floats x(batch * cols), bias(rows);
     std::unique_ptr<float[]> y(new float[size_t(batch * rows)]);
     const bool relu = draw(0, 1);
     const Finish finish = {bias.at.get(), m.scales(), nullptr, relu};
+    Places places;
     for (int choice = 0; choice < 3; ++choice) {
-        linear(level, m.packed, x.at.get(), cols, batch, y.get(), finish, int(draw(1, 3)), Choice(choice));
+        linear(level, m.packed, places, x.at.get(), cols, batch, y.get(), finish, int(draw(1, 3)), Choice(choice));
         for (int64_t n = 0; n < batch; ++n)
             for (int64_t r = 0; r < rows; ++r) {
                 double sum = bias.at[size_t(r)], size = std::fabs(sum);

@@ -11,8 +11,13 @@ namespace {
 constexpr int64_t block_bytes = 26 << 10;  // inputs and weights of one block of columns: most of a 32 KB first-level cache
 constexpr int64_t weight_bytes = sizeof(float) + sizeof(uint16_t);  // of a decoded weight: its value and its offset
 constexpr int64_t sums_bytes = 384 << 10;  // sums that stay at hand: most of a 512 KB second-level cache
-constexpr int64_t tiles_together = 4;      // that share what is decoded
+constexpr int64_t tiles_together = 6;      // that share what is decoded
 constexpr int64_t chunk_slots = 1024, chunk_groups = 128;  // decoded at once, at most
+constexpr int64_t most_kept = 1 << 20;  // weights whose places are kept: more would come from memory, not from a cache
+constexpr int64_t segment_columns = 4096;  // whose places fit 16 bits
+
+int64_t banks_in_segment(const Packed &p) { return std::max<int64_t>(1, segment_columns / p.bank); }
+
 constexpr int64_t work_per_thread = 100000;  // multiply-adds below which a second thread costs more than it brings
 
 int useful_threads(const Packed &p, int64_t samples, int threads) {
@@ -70,12 +75,12 @@ void linear_permute(const Level &level, const Packed &p, const float *x, int64_t
     });
 }
 
-// The slots of some neighbouring groups that lie in one block of columns, decoded.
+// The slots of some neighbouring groups that lie in one block of columns, decoded where need be.
 struct Chunk {
     int64_t first, last;  // groups
-    int64_t start[chunk_groups + 1];
+    const uint16_t *places[chunk_groups];
     const float *values[chunk_groups];
-    uint16_t *offsets;
+    int64_t slots[chunk_groups];
 };
 
 // A few tiles of samples through the groups [g0, g1): block of columns after block, so that the inputs stay in the
@@ -83,6 +88,8 @@ struct Chunk {
 struct TileJob {
     const Level &level;
     const Packed &p;
+    const uint16_t *places;  // of all weights; null: to be decoded
+    const Columns &columns;
     const Finish &f;
     const float *x;
     int64_t ldx, batch;
@@ -97,37 +104,43 @@ struct TileJob {
 
     void run() const {
         const int64_t ld = (v1 - v0 + tiles - 1) / tiles * level.width, groups = g1 - g0, banks = p.banks();
-        const int64_t inputs = ld * p.bank * int64_t(sizeof(float));
+        const int64_t inputs = ld * p.bank * int64_t(sizeof(float)), segment = banks_in_segment(p);
         const int64_t weights = p.slot_start[p.groups] * lanes * weight_bytes / std::max<int64_t>(1, p.groups * banks);
-        const int64_t block = std::max<int64_t>(1, block_bytes / (inputs + weights));
-        const int64_t acc_size = groups * lanes * ld, xt_size = block * p.bank * ld;
-        float *acc = static_cast<float *>(scratch(1, tiles * acc_size * int64_t(sizeof(float))));
-        float *xt = static_cast<float *>(scratch(2, tiles * xt_size * int64_t(sizeof(float))));
-        uint32_t *base = static_cast<uint32_t *>(scratch(3, banks * int64_t(sizeof(uint32_t))));
-        int64_t *cursor = static_cast<int64_t *>(scratch(4, groups * int64_t(sizeof(int64_t))));
-        for (int64_t b = 0; b < banks; ++b) base[b] = uint32_t(b % block * p.bank * ld);
-        std::fill(cursor, cursor + groups, int64_t(0));
-        const Columns columns = {base, uint32_t(ld), nullptr};
+        const int64_t block = std::min(segment, std::max<int64_t>(1, block_bytes / (inputs + weights)));
+        const int64_t acc_size = groups * lanes * ld, xt_size = block * p.bank * level.width;
         const int64_t room = std::max(chunk_slots, block * p.bank);
+        float *acc = static_cast<float *>(scratch(1, tiles * acc_size * int64_t(sizeof(float))));
+        float *xt = static_cast<float *>(scratch(2, (v1 - v0) * xt_size * int64_t(sizeof(float))));
+        int64_t *cursor = static_cast<int64_t *>(scratch(4, groups * int64_t(sizeof(int64_t))));
+        std::fill(cursor, cursor + groups, int64_t(0));
         Chunk chunk;
-        for (int64_t b = 0; b == 0 || b < banks; b += block) {  // once without columns too: the first block starts the sums
-            const int64_t last_bank = std::min(banks, b + block), c = b * p.bank, count = std::min(p.cols, last_bank * p.bank) - c;
-            for (int64_t t = 0; t < tiles; ++t)
-                level.to_tile(x + sample(t) * ldx + c, ldx, samples(t), count, ld, xt + t * xt_size);
-            for (chunk.last = g0; chunk.last < g1;) {
-                decode(chunk, cursor, columns, last_bank, room);
-                for (int64_t t = 0; t < tiles; ++t) multiply(chunk, t, b == 0, xt + t * xt_size, acc + t * acc_size);
+        int64_t b = 0;
+        do {  // once without columns too: sums start there
+            const int64_t last_bank = std::min({banks, b + block, (b / segment + 1) * segment});
+            const int64_t c = b * p.bank, count = std::min(p.cols, last_bank * p.bank) - c;
+            for (int64_t v = v0; v < v1; ++v) {
+                const int64_t n = v * level.width;
+                level.to_tile(x + n * ldx + c, ldx, std::min<int64_t>(batch - n, level.width), count, level.width,
+                              xt + (v - v0) * xt_size);
             }
-        }
+            const int64_t skipped = b % segment * p.bank * level.width;
+            for (chunk.last = g0; chunk.last < g1;) {
+                take(chunk, cursor, last_bank, room);
+                for (int64_t t = 0; t < tiles; ++t) multiply(chunk, t, b == 0, xt, xt_size, skipped, acc + t * acc_size);
+            }
+            b = last_bank;
+        } while (b < banks);
         for (int64_t t = 0; t < tiles; ++t) end(t, acc + t * acc_size);
     }
 
     // The next chunk: as many groups as there is room for.
-    void decode(Chunk &chunk, int64_t *cursor, const Columns &columns, int64_t last_bank, int64_t room) const {
-        chunk.offsets = static_cast<uint16_t *>(scratch(5, room * lanes * int64_t(sizeof(uint16_t))));
-        float *decoded = static_cast<float *>(scratch(6, room * lanes * int64_t(sizeof(float))));
-        chunk.first = chunk.last;
+    void take(Chunk &chunk, int64_t *cursor, int64_t last_bank, int64_t room) const {
+        uint16_t *new_places = nullptr;
+        float *new_values = nullptr;
+        if (!places) new_places = static_cast<uint16_t *>(scratch(5, room * lanes * int64_t(sizeof(uint16_t))));
+        if (p.kind != Values::f32) new_values = static_cast<float *>(scratch(6, room * lanes * int64_t(sizeof(float))));
         int64_t used = 0, last = 0, number = 0;
+        chunk.first = chunk.last;
         for (int64_t g = chunk.first; g < g1 && number < chunk_groups; ++g, ++number) {
             const int32_t *schedule = p.schedule + p.schedule_start[g];
             const int64_t first = cursor[g - g0], slots = p.slots(g);
@@ -135,26 +148,38 @@ struct TileJob {
             if (!same)  // groups of a balanced mask share one schedule, and with it where the block ends
                 for (last = first; last < slots && schedule[last] < last_bank;) ++last;
             if (used + last - first > room) break;
-            level.decode(p, columns, g, first, last, chunk.offsets + used * lanes);
-            chunk.values[number] = level.values(p, g, first, last, decoded + used * lanes);
-            chunk.start[number] = used;
+            if (places) {
+                chunk.places[number] = places + (p.slot_start[g] + first) * lanes;
+            } else {
+                level.decode(p, columns, g, first, last, new_places + used * lanes);
+                chunk.places[number] = new_places + used * lanes;
+            }
+            chunk.values[number] = level.values(p, g, first, last, new_values + used * lanes);
+            chunk.slots[number] = last - first;
             used += last - first;
             cursor[g - g0] = last;
         }
-        chunk.start[number] = used;
         chunk.last = chunk.first + number;
     }
 
-    void multiply(const Chunk &chunk, int64_t tile, bool fresh, const float *xt, float *acc) const {
+    // `skipped`: floats of the segment before the block, which `xt` does not hold.
+    void multiply(const Chunk &chunk, int64_t tile, bool fresh, const float *xt, int64_t xt_size, int64_t skipped,
+                  float *acc) const {
+        const int64_t first = begin(tile), count = begin(tile + 1) - first, ld = count * level.width;
         const float *parts[max_parts];
-        for (int v = 0; v < vectors(tile); ++v) parts[v] = xt + v * level.width;
-        const int64_t ld = vectors(tile) * level.width;
+        for (int64_t v = 0; v < count; ++v) {
+            const uintptr_t block = reinterpret_cast<uintptr_t>(xt + (first - v0 + v) * xt_size);
+            parts[v] = reinterpret_cast<const float *>(block - uintptr_t(skipped) * sizeof(float));
+        }
+        Tile t = {};
+        t.x = parts, t.fresh = fresh, t.start = f.scale ? nullptr : f.bias, t.vectors = int(count);
         for (int64_t g = chunk.first; g < chunk.last; ++g) {
-            const int64_t number = g - chunk.first, from = chunk.start[number], count = chunk.start[number + 1] - from;
-            if (count == 0 && !fresh) continue;
-            level.tile({parts, acc + (g - g0) * lanes * ld, fresh, f.scale ? nullptr : f.bias, count,
-                        std::min(lanes, p.rows - g * lanes), g * lanes, vectors(tile), chunk.offsets + from * lanes,
-                        nullptr, chunk.values[number], nullptr});
+            const int64_t number = g - chunk.first;
+            t.slots = chunk.slots[number];
+            if (t.slots == 0 && !fresh) continue;
+            t.acc = acc + (g - g0) * lanes * ld, t.first_row = g * lanes, t.rows = std::min(lanes, p.rows - t.first_row);
+            t.narrow = chunk.places[number], t.values = chunk.values[number];
+            level.tile(t);
         }
     }
 
@@ -170,7 +195,7 @@ struct TileJob {
     }
 };
 
-void linear_tile(const Level &level, const Packed &p, const float *x, int64_t ldx, int64_t batch, float *y,
+void linear_tile(const Level &level, const Packed &p, Places &cache, const float *x, int64_t ldx, int64_t batch, float *y,
                  const Finish &f, int threads) {
     const int64_t vectors = (batch + level.width - 1) / level.width;
     const int64_t tiles = (vectors + level.max_vectors - 1) / level.max_vectors;
@@ -182,24 +207,41 @@ void linear_tile(const Level &level, const Packed &p, const float *x, int64_t ld
     int64_t parts = std::max<int64_t>(1, (p.groups * set_bytes + sums_bytes / 2) / sums_bytes);
     if (threads > 1) parts = std::max<int64_t>(parts, (2 * threads + sets - 1) / sets);
     parts = std::min(parts, p.groups);
+    const int64_t banks = p.banks(), segment = banks_in_segment(p);
+    uint32_t *base = static_cast<uint32_t *>(scratch(3, banks * int64_t(sizeof(uint32_t))));
+    for (int64_t b = 0; b < banks; ++b) base[b] = uint32_t(b % segment * p.bank * level.width);
+    const Columns columns = {base, uint32_t(level.width), nullptr};
+    const uint16_t *places = cache.of(level, p, columns);
     parallel(threads, sets * parts, [&](int64_t task) {
         const int64_t set = task / parts, part = task % parts;
         const int64_t t0 = tiles * set / sets, t1 = tiles * (set + 1) / sets;
-        TileJob{level, p, f, x, ldx, batch, y, vectors * t0 / tiles, vectors * t1 / tiles, t1 - t0,
+        TileJob{level, p, places, columns, f, x, ldx, batch, y, vectors * t0 / tiles, vectors * t1 / tiles, t1 - t0,
                 p.groups * part / parts, p.groups * (part + 1) / parts}.run();
     });
 }
 
 }  // namespace
 
-void linear(const Level &level, const Packed &p, const float *x, int64_t ldx, int64_t batch, float *y, const Finish &f,
+const uint16_t *Places::of(const Level &level, const Packed &p, const Columns &columns) {
+    One &one = each_[level.width == 4 ? 0 : level.width == 8 ? 1 : 2];
+    const int64_t count = p.slot_start[p.groups] * lanes;
+    if (count > most_kept || !one.asked.exchange(true)) return nullptr;
+    std::call_once(one.once, [&] {
+        one.at.reset(new uint16_t[size_t(count)]);
+        for (int64_t g = 0; g < p.groups; ++g)
+            level.decode(p, columns, g, 0, p.slots(g), one.at.get() + p.slot_start[g] * lanes);
+    });
+    return one.at.get();
+}
+
+void linear(const Level &level, const Packed &p, Places &places, const float *x, int64_t ldx, int64_t batch, float *y, const Finish &f,
             int threads, Choice choice) {
     if (batch == 0 || p.rows == 0) return;
     const bool permutes = p.bank == 16 && choice != Choice::tile && (choice == Choice::permute || batch <= level.permute_up_to);
     if (permutes)
         linear_permute(level, p, x, ldx, batch, y, f, threads);
     else
-        linear_tile(level, p, x, ldx, batch, y, f, threads);
+        linear_tile(level, p, places, x, ldx, batch, y, f, threads);
 }
 
 }  // namespace kernels

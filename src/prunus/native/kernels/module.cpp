@@ -75,6 +75,7 @@ bool view(nb::handle object, prunus::exchange::Tensor &out) {
 
 struct Layer {
     Packed p;
+    mutable Places places;
 
     Layer(int64_t rows, int64_t cols, int64_t bank, int kind, uintptr_t values, uintptr_t index, uintptr_t schedule,
           uintptr_t starts) {
@@ -88,7 +89,7 @@ struct Layer {
                    int threads, int choice) const {
         nb::gil_scoped_release release;
         const Finish finish = {at<const float>(bias), at<const float>(scale), nullptr, relu};
-        linear(level(), p, at<const float>(x), ldx, batch, at<float>(y), finish, threads, Choice(choice));
+        linear(level(), p, places, at<const float>(x), ldx, batch, at<float>(y), finish, threads, Choice(choice));
     }
 
     // The same for plain tensors; false, and nothing done, where the caller must look closer.
@@ -102,7 +103,7 @@ struct Layer {
         if (in.shape[last] != p.cols || out.shape[last] != p.rows) return false;
         nb::gil_scoped_release release;
         const Finish finish = {at<const float>(bias), at<const float>(scale), nullptr, relu};
-        linear(level(), p, in.floats(), p.cols, batch, out.floats(), finish, threads, Choice::automatic);
+        linear(level(), p, places, in.floats(), p.cols, batch, out.floats(), finish, threads, Choice::automatic);
         return true;
     }
 

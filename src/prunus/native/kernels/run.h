@@ -1,6 +1,10 @@
 // A whole layer: tiling, threads and the end of each sum, over the functions of one instruction set.
 #pragma once
 
+#include <atomic>
+#include <memory>
+#include <mutex>
+
 #include "format.h"
 
 namespace prunus {
@@ -15,8 +19,23 @@ struct Finish {
     bool relu;
 };
 
+// Where the input of each weight lies in a tile, counted in its segment of columns: two bytes for each weight. Kept from
+// the second batch on, for layers that stay in a cache; null otherwise.
+class Places {
+  public:
+    const uint16_t *of(const Level &, const Packed &, const Columns &);
+
+  private:
+    struct One {
+        std::atomic<bool> asked{false};
+        std::once_flag once;
+        std::unique_ptr<uint16_t[]> at;
+    };
+    One each_[3];  // by the width of a register
+};
+
 // y (batch x rows) = act(x (batch x cols) * W^T * scale + bias).
-void linear(const Level &, const Packed &, const float *x, int64_t ldx, int64_t batch, float *y, const Finish &,
+void linear(const Level &, const Packed &, Places &, const float *x, int64_t ldx, int64_t batch, float *y, const Finish &,
             int threads, Choice);
 
 // How the planes of an image lie in memory: `pad` zeros around each, rows `pitch` apart, planes `plane` apart. Zero for
