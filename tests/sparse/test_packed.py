@@ -174,22 +174,45 @@ def test_plain_tensors_are_read_in_one_call_and_others_left_alone() -> None:
     if not hasattr(torch.Tensor, "__dlpack_c_exchange_api__"):
         pytest.skip("this version of torch has no exchange table: layers are called the longer way")
     x = torch.randn(2, 3, 48, generator=generator)
-    taken = ((x[0], x.new_empty(3, 20)), (x, x.new_empty(2, 3, 20)), (x[0, 0], x.new_empty(20)))
-    for one, out in taken:
-        assert layer.linear_on(one, out, 0, 0, False, 1)
-        torch.testing.assert_close(out, one @ weight.T, rtol=1e-5, atol=1e-5)
-    y = x.new_full((3, 20), 7.0)
-    left = [(x[0].double(), y), (x[0], y.double()), (x[0, :, :47], y), (x[0], y[:, :19]), (x[0], y[:2]), (x, y)]
-    left += [
-        (torch.randn(48, 3).T, y),
-        (x[0], y.new_full((20, 3), 7.0).T),
-        (torch.nn.Parameter(x[0]), y),
-        (x[0, 0, 0], y),
-    ]
-    left += [("x", y), (x[0], 1.0), (x[0].to("meta"), y), (x[0].to_sparse(), y)]
-    for one, out in left:
-        assert not layer.linear_on(one, out, 0, 0, False, 1)
-    assert bool((y == 7).all())
+    bias = torch.nn.Parameter(torch.randn(20, generator=generator))
+    for one in (x[0], x, x[0, 0], x[0, :0]):
+        for added in (None, bias, bias.detach()):
+            out = layer.linear_on(one, added, False, 1)
+            assert type(out) is torch.Tensor
+            assert not out.requires_grad
+            assert out.is_contiguous()
+            torch.testing.assert_close(
+                out, torch.nn.functional.linear(one, weight, added).detach(), rtol=1e-5, atol=1e-5
+            )
+    left = [x[0].double(), x[0, :, :47], torch.randn(48, 3).T, torch.nn.Parameter(x[0]), x[0, 0, 0], "x", None]
+    left += [x[0].to("meta"), x[0].to_sparse()]
+    for one in left:
+        assert layer.linear_on(one, None, False, 1) is None
+    for added in (bias[:19], bias.detach().double(), torch.zeros(20, 2)[:, 0], torch.zeros(1, 20), "b"):
+        assert layer.linear_on(x[0], added, False, 1) is None
+
+
+@pytest.mark.skipif(kernels() is None, reason="needs the compiled kernels")
+def test_plain_images_are_read_natively_and_others_left_alone() -> None:
+    if not hasattr(torch.Tensor, "__dlpack_c_exchange_api__"):
+        pytest.skip("this version of torch has no exchange table: layers are called the longer way")
+    generator = torch.Generator().manual_seed(31)
+    conv = torch.nn.Conv2d(16, 20, 3)
+    sparse = SparseConv2d.from_dense(conv)
+    layer, rest = sparse.packed.layer, (False, 1, 16, sparse.geometry.sizes.data_ptr())
+    x, other = torch.randn(2, 16, 6, 7, generator=generator), torch.randn(2, 20, 4, 5, generator=generator)
+    with torch.no_grad():
+        expected = conv(x)
+    for added in (None, other):
+        out = layer.conv_on(x, conv.bias, added, *rest)
+        assert type(out) is torch.Tensor
+        assert not out.requires_grad
+        torch.testing.assert_close(out, expected if added is None else expected + other, rtol=1e-5, atol=1e-5)
+    left = [x[0], x.double(), x[:, :15], x.contiguous(memory_format=torch.channels_last), x[:, :, :2], "x"]
+    for one in left:
+        assert layer.conv_on(one, conv.bias, None, *rest) is None
+    for added in (other[:1], other.double(), other[:, :, :, :4], other.transpose(2, 3), 1.0):
+        assert layer.conv_on(x, conv.bias, added, *rest) is None
 
 
 def test_torchs_default_type_does_not_matter() -> None:

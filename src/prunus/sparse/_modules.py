@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._C import _is_tracing
 from torch._C._functorch import peek_interpreter_stack
 from torch.autograd import forward_ad
 
@@ -23,8 +24,6 @@ def transformed() -> bool:
     The registered operators have no rules for these, and forward mode would lose tangents without a word: layers then
     compute with the dense weight.
     """
-    if torch.compiler.is_compiling():
-        return False
     return peek_interpreter_stack() is not None or forward_ad._current_level >= 0
 
 
@@ -72,8 +71,8 @@ class PackedModule(nn.Module):
         return [tensor for field in _FIELDS if (tensor := getattr(self, field)) is not None]
 
     def plain(self, x: Any) -> bool:
-        """Whether the kernel may be called at once: a real tensor, nothing traced, no gradient wanted."""
-        if type(x) is not Tensor or torch.compiler.is_compiling() or torch.jit.is_tracing():
+        """Whether the kernel may be called at once: a real tensor, nothing traced or transformed, no gradient wanted."""
+        if type(x) is not Tensor or torch.compiler.is_compiling() or _is_tracing() or transformed():
             return False
         if not torch.is_grad_enabled():
             return True
@@ -158,10 +157,10 @@ class BalancedLinear(PackedModule):
         order, x = self._buffers["permutation"], input
         if order is not None:
             x = x.index_select(-1, order)
-        if transformed():
-            return _ops.dense_linear(self.packed, x, self.bias, self.relu)
         if self.plain(x):
             return _ops.run_linear(self.packed, x, self._parameters["bias"], self.relu)
+        if not torch.compiler.is_compiling() and transformed():
+            return _ops.dense_linear(self.packed, x, self.bias, self.relu)
         return torch.ops.prunus.sparse_linear(x, self.bias, self.tensors(), self.rows, self.cols, self.bank, self.relu)
 
     def extra_repr(self) -> str:
@@ -230,10 +229,10 @@ class SparseConv2d(PackedModule):
         return tuple(other.shape[2:]) == self.geometry.output(x.shape[2], x.shape[3])
 
     def _run(self, x: Tensor, other: Tensor | None, relu: bool) -> Tensor:
-        if transformed():
-            return _ops.dense_conv2d(self.packed, self.geometry, x, self.bias, other, relu)
         if self.plain(x) and (other is None or self.plain(other)):
             return _ops.run_conv2d(self.packed, self.geometry, x, self._parameters["bias"], other, relu)
+        if not torch.compiler.is_compiling() and transformed():
+            return _ops.dense_conv2d(self.packed, self.geometry, x, self.bias, other, relu)
         numbers = self.geometry.numbers()
         return torch.ops.prunus.sparse_conv2d(
             x, self.bias, other, self.tensors(), self.rows, self.cols, self.bank, relu, numbers

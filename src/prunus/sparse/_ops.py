@@ -26,27 +26,25 @@ def run_linear(
     packed: Packed, x: Tensor, bias: Tensor | None = None, relu: bool = False, choice: int = AUTOMATIC
 ) -> Tensor:
     """x (..., cols) times the transposed matrix, plus bias, float32: (..., rows). No gradients."""
-    if bias is not None:
-        check_bias(packed, bias)
     if x.is_neg():
         x = x.resolve_neg()
-    layer = packed.layer
-    if layer is None:
-        check_input(packed, x)
-        return dense_linear(packed, x, bias, relu)
-    added, scale = 0 if bias is None else bias.data_ptr(), 0 if packed.scale is None else packed.scale.data_ptr()
-    threads = torch.get_num_threads()
-    if choice == AUTOMATIC:
-        out = x.new_empty(*x.shape[:-1], packed.rows)
-        if layer.linear_on(x, out, added, scale, relu, threads):  # mostly; what follows costs a few microseconds more
+    layer, threads = packed.layer, torch.get_num_threads()
+    if layer is not None and choice == AUTOMATIC:
+        out = layer.linear_on(x, bias, relu, threads)  # mostly; what follows costs a few microseconds more
+        if out is not None:
             return out
+    if bias is not None:
+        check_bias(packed, bias)
     check_input(packed, x)
+    if layer is None:
+        return dense_linear(packed, x, bias, relu)
     flat = x if x.dim() == 2 else x.reshape(math.prod(x.shape[:-1]), packed.cols)
     if flat.stride(-1) != 1 or (flat.shape[0] > 1 and flat.stride(0) < packed.cols):
         flat = flat.contiguous()
     batch = flat.shape[0]
     out = x.new_empty(batch, packed.rows)
-    layer.linear(flat.data_ptr(), flat.stride(0), batch, out.data_ptr(), added, scale, relu, threads, choice)
+    added = 0 if bias is None else bias.data_ptr()
+    layer.linear(flat.data_ptr(), flat.stride(0), batch, out.data_ptr(), added, relu, threads, choice)
     return out if x.dim() == 2 else out.reshape(*x.shape[:-1], packed.rows)
 
 
@@ -131,33 +129,24 @@ def run_conv2d(
     relu: bool = False,
 ) -> Tensor:
     """act(conv(x) + bias + other), x (n, inputs, h, w) -> (n, outputs, h', w'), float32. No gradients."""
+    x = x.resolve_neg() if x.is_neg() else x
+    other = other.resolve_neg() if other is not None and other.is_neg() else other
+    layer, threads, sizes = packed.layer, torch.get_num_threads(), geometry.sizes.data_ptr()
+    if layer is not None:
+        out = layer.conv_on(x, bias, other, relu, threads, geometry.inputs, sizes)  # as in run_linear
+        if out is not None:
+            return out
     if bias is not None:
         check_bias(packed, bias)
-    height, width = check_image(geometry, x)
-    x = x.resolve_neg()
-    batch, channels, *pixels = x.shape
-    shape = (batch, geometry.outputs, height, width)
+    shape = (x.shape[0], geometry.outputs, *check_image(geometry, x))
     if other is not None:
         check_added(shape, other)
-    layer = packed.layer
     if layer is None:
         return dense_conv2d(packed, geometry, x, bias, other, relu)
-    x = x.contiguous()
-    other = None if other is None else other.resolve_neg().contiguous()
+    x, other = x.contiguous(), None if other is None else other.contiguous()
     out = x.new_empty(*shape)
-    layer.conv(
-        x.data_ptr(),
-        out.data_ptr(),
-        0 if bias is None else bias.data_ptr(),
-        0 if packed.scale is None else packed.scale.data_ptr(),
-        0 if other is None else other.data_ptr(),
-        relu,
-        torch.get_num_threads(),
-        batch,
-        channels,
-        *pixels,
-        geometry.sizes.data_ptr(),
-    )
+    added, also = (0 if tensor is None else tensor.data_ptr() for tensor in (bias, other))
+    layer.conv(x.data_ptr(), out.data_ptr(), added, also, relu, threads, *x.shape, sizes)
     return out
 
 

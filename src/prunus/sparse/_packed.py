@@ -87,14 +87,15 @@ class Packed:
         module = kernels()
         if module is None or self.values.device.type != "cpu":
             return None
-        pointers = (self.values.data_ptr(), self.index.data_ptr(), self.schedule.data_ptr(), self.starts.data_ptr())
+        fields = (self.values, self.index, self.schedule, self.starts, self.scale)
+        pointers = (0 if tensor is None else tensor.data_ptr() for tensor in fields)
         return module.Layer(self.rows, self.cols, self.bank, KINDS[self.values.dtype], *pointers)
 
     def dense(self) -> Tensor:
         """The matrix (rows, cols), float32, zeros in place."""
         if self.layer is not None:
             array = np.zeros((self.rows, self.cols), np.float32)  # inside a transform torch's own has no address
-            self.layer.dense(0 if self.scale is None else self.scale.data_ptr(), array.ctypes.data)
+            self.layer.dense(array.ctypes.data)
             return torch.from_numpy(array)
         out = torch.zeros(self.rows, self.cols, dtype=torch.float32)
         row, column, value = _entries(self)

@@ -135,11 +135,10 @@ class Region:
                 conv = next(waiting)
                 if conv.bias is not None:
                     check_bias(conv.packed, conv.bias)
-                scale = conv.packed.scale
-                pointers = (_address(conv.bias), _address(scale))
                 other = places[step.inputs[1]] if len(step.inputs) > 1 else None
                 numbers = conv.geometry.sizes.data_ptr()
-                program.conv(conv.packed.layer, *pointers, conv.relu, size, numbers, source, target, other)
+                bias = _address(conv.bias)
+                program.conv(conv.packed.layer, bias, conv.relu, size, numbers, source, target, other)
             else:
                 getattr(program, step.kind)(size, *step.numbers, source, target)
         packed = tuple(conv.packed for conv in convs)

@@ -299,8 +299,8 @@ void ConvJob::image(const float *x, const float *other, float *y, int threads) c
         });
         x = planes;
     }
-    // Few tiles are cut by rows too, so that threads end together.
-    const int64_t parts = threads > 1 ? std::min(p_.groups, divide_up(8 * threads, tiles())) : 1;
+    // Few tiles are cut by rows too, so that threads end together; each part copies its windows again.
+    const int64_t tasks = (g_.windows ? 4 : 8) * threads, parts = threads > 1 ? std::min(p_.groups, divide_up(tasks, tiles())) : 1;
     parallel(threads, tiles() * parts, [&](int64_t task) {
         const int64_t part = task % parts;
         run_tile(task / parts, p_.groups * part / parts, p_.groups * (part + 1) / parts, x, other, y);

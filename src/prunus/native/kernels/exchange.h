@@ -1,5 +1,5 @@
-// What a tensor of torch holds, read without headers of torch: the DLPack exchange table (version 1, whose binary
-// interface the standard fixes) is a capsule on the tensor type. It spares the call of a layer half of its Python.
+// Tensors of torch, read and made without headers of torch: the DLPack exchange table (version 1, whose binary interface
+// the standard fixes) is a capsule on the tensor type. It spares the call of a layer half of its Python.
 #pragma once
 
 #include <cstdint>
@@ -39,10 +39,20 @@ struct Tensor {
     }
 };
 
+struct Managed {
+    Version version;
+    void *context;
+    void (*free)(Managed *);
+    uint64_t flags;
+    Tensor tensor;
+};
+
 struct Table {
     Version version;
     Table *older;
-    void (*allocate)(), (*own)(), (*to_object)();  // not used here
+    int (*allocate)(Tensor *like, Managed **out, void *context, void (*failed)(void *, const char *, const char *));
+    void (*own)();  // not used here
+    int (*to_object)(Managed *, void **object);  // takes the tensor over
     int (*view)(void *object, Tensor *out);  // not owning; may be null
 };
 

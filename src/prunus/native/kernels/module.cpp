@@ -3,7 +3,9 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <atomic>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -65,60 +67,118 @@ Conv conv_of(int64_t batch, int64_t channels, int64_t height, int64_t width, uin
 const prunus::exchange::Table *tensors = nullptr;
 PyObject *tensor_type = nullptr;
 
-// Whether the object is a plain tensor; `out` then shows what it holds.
-bool view(nb::handle object, prunus::exchange::Tensor &out) {
-    if (!tensors || object.type().ptr() != tensor_type) return false;
+// Whether the object is a tensor as the kernels want it; `out` then shows what it holds.
+bool look(nb::handle object, prunus::exchange::Tensor &out) {
     if (tensors->view(object.ptr(), &out) == 0) return out.plain();
     PyErr_Clear();
     return false;
 }
 
+// The same for tensors that no subclass of theirs has a say in.
+bool view(nb::handle object, prunus::exchange::Tensor &out) {
+    return tensors && object.type().ptr() == tensor_type && look(object, out);
+}
+
+// A bias of so many numbers, or none.
+bool view_bias(nb::handle object, int64_t rows, const float *&out) {
+    prunus::exchange::Tensor bias;
+    out = nullptr;
+    if (object.is_none()) return true;
+    if (!look(object, bias) || bias.ndim != 1 || bias.shape[0] != rows) return false;
+    out = bias.floats();
+    return true;
+}
+
+// A new tensor of this shape, filled by `work` without the interpreter's lock; None where there is no room for it.
+template <typename F>
+nb::object make(const prunus::exchange::Tensor &like, int64_t *shape, const F &work) {
+    using prunus::exchange::Managed;
+    prunus::exchange::Tensor wanted = like;
+    wanted.data = nullptr, wanted.shape = shape, wanted.strides = nullptr, wanted.byte_offset = 0;
+    Managed *made = nullptr;
+    if (tensors->allocate(&wanted, &made, nullptr, [](void *, const char *, const char *) {}) != 0) {
+        PyErr_Clear();
+        return nb::none();
+    }
+    struct Free {
+        void operator()(Managed *m) const { m->free(m); }
+    };
+    std::unique_ptr<Managed, Free> held(made);
+    {
+        nb::gil_scoped_release release;
+        work(made->tensor.floats());
+    }
+    void *object = nullptr;
+    if (tensors->to_object(held.release(), &object) != 0) throw nb::python_error();
+    return nb::steal(static_cast<PyObject *>(object));
+}
+
 struct Layer {
     Packed p;
+    const float *scale;  // by row, for int8 values; null otherwise
     mutable Places places;
 
     Layer(int64_t rows, int64_t cols, int64_t bank, int kind, uintptr_t values, uintptr_t index, uintptr_t schedule,
-          uintptr_t starts) {
+          uintptr_t starts, uintptr_t scale)
+        : scale(at<const float>(scale)) {
         const int64_t groups = (rows + lanes - 1) / lanes;
         const int64_t *s = at<const int64_t>(starts);  // schedule, slot and packet starts in one array
         p = {rows, cols, bank, groups, Values(kind), at<const void>(values), at<const uint8_t>(index),
              at<const int32_t>(schedule), s, s + groups, s + 2 * groups + 1};
     }
 
-    void linear_to(uintptr_t x, int64_t ldx, int64_t batch, uintptr_t y, uintptr_t bias, uintptr_t scale, bool relu,
-                   int threads, int choice) const {
+    void linear_to(uintptr_t x, int64_t ldx, int64_t batch, uintptr_t y, uintptr_t bias, bool relu, int threads,
+                   int choice) const {
         nb::gil_scoped_release release;
-        const Finish finish = {at<const float>(bias), at<const float>(scale), nullptr, relu};
+        const Finish finish = {at<const float>(bias), scale, nullptr, relu};
         linear(level(), p, places, at<const float>(x), ldx, batch, at<float>(y), finish, threads, Choice(choice));
     }
 
-    // The same for plain tensors; false, and nothing done, where the caller must look closer.
-    bool linear_on(nb::handle x, nb::handle y, uintptr_t bias, uintptr_t scale, bool relu, int threads) const {
-        prunus::exchange::Tensor in, out;
-        if (!view(x, in) || !view(y, out) || in.ndim < 1 || out.ndim != in.ndim) return false;
-        int64_t batch = 1;
+    // The result for a plain tensor; None, and nothing done, where the caller must look closer.
+    nb::object linear_on(nb::handle x, nb::handle bias, bool relu, int threads) const {
+        constexpr int32_t most = 8;
+        prunus::exchange::Tensor in;
+        const float *added;
+        if (!view(x, in) || in.ndim < 1 || in.ndim > most || !view_bias(bias, p.rows, added)) return nb::none();
         const int32_t last = in.ndim - 1;
-        for (int32_t i = 0; i < last; batch *= in.shape[i], ++i)
-            if (in.shape[i] != out.shape[i]) return false;
-        if (in.shape[last] != p.cols || out.shape[last] != p.rows) return false;
-        nb::gil_scoped_release release;
-        const Finish finish = {at<const float>(bias), at<const float>(scale), nullptr, relu};
-        linear(level(), p, places, in.floats(), p.cols, batch, out.floats(), finish, threads, Choice::automatic);
-        return true;
+        if (in.shape[last] != p.cols) return nb::none();
+        int64_t batch = 1, shape[most];
+        for (int32_t i = 0; i < last; ++i) batch *= shape[i] = in.shape[i];
+        shape[last] = p.rows;
+        return make(in, shape, [&](float *out) {
+            const Finish finish = {added, scale, nullptr, relu};
+            linear(level(), p, places, in.floats(), p.cols, batch, out, finish, threads, Choice::automatic);
+        });
     }
 
     // `sizes`: kernel, stride, padding and dilation, each as a pair (y, x).
-    void conv_to(uintptr_t x, uintptr_t y, uintptr_t bias, uintptr_t scale, uintptr_t other, bool relu, int threads,
-                 int64_t batch, int64_t channels, int64_t height, int64_t width, uintptr_t sizes) const {
+    void conv_to(uintptr_t x, uintptr_t y, uintptr_t bias, uintptr_t other, bool relu, int threads, int64_t batch,
+                 int64_t channels, int64_t height, int64_t width, uintptr_t sizes) const {
         nb::gil_scoped_release release;
         const Conv c = conv_of(batch, channels, height, width, sizes);
-        const Finish finish = {at<const float>(bias), at<const float>(scale), at<const float>(other), relu};
+        const Finish finish = {at<const float>(bias), scale, at<const float>(other), relu};
         conv(level(), p, c, at<const float>(x), at<float>(y), finish, threads);
     }
 
-    void dense_to(uintptr_t scale, uintptr_t out) const {
+    // As linear_on, for images of so many channels; `other` is a tensor to add, or none.
+    nb::object conv_on(nb::handle x, nb::handle bias, nb::handle other, bool relu, int threads, int64_t channels,
+                       uintptr_t sizes) const {
+        prunus::exchange::Tensor in, also;
+        const float *added, *more = nullptr;
+        if (!view(x, in) || in.ndim != 4 || in.shape[1] != channels || !view_bias(bias, p.rows, added)) return nb::none();
+        const Conv c = conv_of(in.shape[0], channels, in.shape[2], in.shape[3], sizes);
+        int64_t shape[4] = {c.batch, p.rows, c.out_height(), c.out_width()};
+        if (shape[2] < 1 || shape[3] < 1) return nb::none();
+        if (!other.is_none()) {
+            if (!view(other, also) || also.ndim != 4 || !std::equal(shape, shape + 4, also.shape)) return nb::none();
+            more = also.floats();
+        }
+        return make(in, shape, [&](float *out) { conv(level(), p, c, in.floats(), out, {added, scale, more, relu}, threads); });
+    }
+
+    void dense_to(uintptr_t out) const {
         nb::gil_scoped_release release;
-        unpack(p, at<const float>(scale), at<float>(out));
+        unpack(p, scale, at<float>(out));
     }
 
     std::string problem(int64_t schedule_size, int64_t slots, int64_t packets) const {
@@ -154,12 +214,12 @@ struct Steps {
 
     Steps(int64_t memory, std::vector<int64_t> sizes) : program(level(), memory, std::move(sizes)) {}
 
-    void add_conv(const Layer &layer, uintptr_t bias, uintptr_t scale, bool relu, Size size, uintptr_t sizes, Place in,
+    void add_conv(const Layer &layer, uintptr_t bias, bool relu, Size size, uintptr_t sizes, Place in,
                   Place out, const Place *other) {
         Conv c = conv_of(1, size.channels, size.height, size.width, sizes);
         c.in = in.layout, c.out = out.layout;
         if (other) c.other = other->layout;
-        program.conv(layer.p, c, {at<const float>(bias), at<const float>(scale), nullptr, relu}, in, out, other);
+        program.conv(layer.p, c, {at<const float>(bias), layer.scale, nullptr, relu}, in, out, other);
     }
 
     void run(int64_t batch, const std::vector<uintptr_t> &tensors, int threads) const {
@@ -183,7 +243,7 @@ NB_MODULE(_kernels, m) {
         void *table = PyCapsule_GetPointer(capsule.ptr(), "dlpack_exchange_api");
         if (!table) throw nb::python_error();
         const auto *found = static_cast<const prunus::exchange::Table *>(table);
-        if (found->version.major == 1 && found->view) tensors = found, tensor_type = type.ptr();
+        if (found->version.major == 1 && found->view && found->allocate && found->to_object) tensors = found, tensor_type = type.ptr();
     });
     m.def("width", [] { return level().width; });
     m.def("permute_up_to", [] { return level().permute_up_to; });
@@ -205,10 +265,12 @@ NB_MODULE(_kernels, m) {
         new (self) Place{base, offset, layout};
     });
     nb::class_<Layer>(m, "Layer")
-        .def(nb::init<int64_t, int64_t, int64_t, int, uintptr_t, uintptr_t, uintptr_t, uintptr_t>())
+        .def(nb::init<int64_t, int64_t, int64_t, int, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t>())
         .def("linear", &Layer::linear_to)
-        .def("linear_on", &Layer::linear_on)
+        .def("linear_on", &Layer::linear_on, nb::arg().none(), nb::arg().none(), nb::arg(), nb::arg())
         .def("conv", &Layer::conv_to)
+        .def("conv_on", &Layer::conv_on, nb::arg().none(), nb::arg().none(), nb::arg().none(), nb::arg(), nb::arg(),
+             nb::arg(), nb::arg())
         .def("dense", &Layer::dense_to)
         .def("problem", &Layer::problem);
     nb::class_<Packing>(m, "Packing")
@@ -222,7 +284,7 @@ NB_MODULE(_kernels, m) {
     nb::class_<Steps>(m, "Program")
         .def(nb::init<int64_t, std::vector<int64_t>>())
         .def("conv", &Steps::add_conv, nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(),
-             nb::arg(), nb::arg().none())
+             nb::arg().none())
         .def("thin", [](Steps &s, Size size, int64_t step_y, int64_t step_x, int64_t before, int64_t after, Place in,
                         Place out) { s.program.thin(size, step_y, step_x, before, after, in, out); })
         .def("max_pool", [](Steps &s, Size size, int64_t kernel_y, int64_t kernel_x, int64_t stride_y, int64_t stride_x,
