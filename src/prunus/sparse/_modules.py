@@ -71,7 +71,7 @@ class PackedModule(nn.Module):
         return [tensor for field in _FIELDS if (tensor := getattr(self, field)) is not None]
 
     def plain(self, x: Any) -> bool:
-        """Whether the kernel may be called at once: a real tensor, nothing traced or transformed, no gradient wanted."""
+        """Whether the kernel may be called at once: a tensor, nothing traced or transformed, no gradient wanted."""
         if type(x) is not Tensor or torch.compiler.is_compiling() or _is_tracing() or transformed():
             return False
         if not torch.is_grad_enabled():
