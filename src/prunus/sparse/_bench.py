@@ -23,6 +23,7 @@ from prunus.sparse._modules import BalancedLinear, SparseConv2d
 from prunus.sparse._packed import Packed, pack
 
 Run = Callable[[], Any]
+SAMPLE = 1e-2  # seconds: long enough that weights lie where repeated calls leave them, not where another candidate did
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ class Result:
 def time_candidates(candidates: dict[str, Run], repeats: int = 11) -> tuple[dict[str, float], ...]:
     """Median seconds, spread (half the interquartile range over the median), and times slower than "ours"."""
     with torch.no_grad():
-        samples = dict(zip(candidates, samples_in_turn(list(candidates.values()), repeats, 2e-3)))
+        samples = dict(zip(candidates, samples_in_turn(list(candidates.values()), repeats, SAMPLE)))
     median = {name: statistics.median(values) for name, values in samples.items()}
     spread = {}
     for name, values in samples.items():
