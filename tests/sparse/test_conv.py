@@ -76,13 +76,15 @@ def test_agrees_with_float64_on_random_geometries(level: str) -> None:
 def test_windows_of_any_shape(level: str, height: int, width: int) -> None:
     """Layers with many weights for each input copy windows of the image; each edge of it is zero in its own way."""
     generator = torch.Generator().manual_seed(100 * height + width)
-    for inputs, kernel, padding, dilation in (
-        (3, (3, 3), (1, 1), 1),
-        (20, (3, 3), (1, 1), 1),
-        (33, (2, 5), (0, 3), 1),
-        (16, (3, 2), (2, 0), 2),
+    for inputs, kernel, stride, padding, dilation in (
+        (3, (3, 3), 1, (1, 1), 1),
+        (20, (3, 3), 1, (1, 1), 1),
+        (33, (2, 5), 1, (0, 3), 1),
+        (16, (3, 2), 1, (2, 0), 2),
+        (20, (3, 3), 2, (1, 1), 1),
+        (7, (2, 4), (1, 2), (0, 2), 2),
     ):
-        conv = nn.Conv2d(inputs, 40, kernel, padding=padding, dilation=dilation)
+        conv = nn.Conv2d(inputs, 40, kernel, stride, padding, dilation)
         with torch.no_grad():
             conv.weight.copy_(torch.randn(conv.weight.shape, generator=generator))
             conv.weight.mul_(torch.rand(conv.weight.shape, generator=generator) < 0.3)

@@ -27,6 +27,11 @@ inline some lanes_between(int64_t first, int64_t last) {
 }
 inline vec load_some(const float *p, some lanes) { return _mm256_maskload_ps(p, lanes); }
 
+// Lanes 0, 2, 4 ... of a register and of the one that follows it.
+inline vec every_second(vec a, vec b) {
+    return _mm256_castpd_ps(_mm256_permute4x64_pd(_mm256_castps_pd(_mm256_shuffle_ps(a, b, 0x88)), 0xD8));
+}
+
 // Each of R neighbouring values in all lanes of its own register: one load for four of them, then in-lane moves.
 template <int R>
 inline void splat_rows(const float *p, vec *out) {

@@ -35,8 +35,20 @@ inline vec load_some(const float *p, some lanes) {
     for (int i = 0; i < W; ++i) out[i] = lanes >> i & 1 ? p[i] : 0.0f;
     return load(out);
 }
+inline vec every_second(vec a, vec b) {
+    float both[2 * W], out[W];
+    store(both, a), store(both + W, b);
+    for (int i = 0; i < W; ++i) out[i] = both[2 * i];
+    return load(out);
+}
 #else
 inline vec load_some(const float *p, some lanes) { return _mm512_maskz_loadu_ps(lanes, p); }
+
+// Lanes 0, 2, 4 ... of a register and of the one that follows it.
+inline vec every_second(vec a, vec b) {
+    const __m512i even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+    return _mm512_permutex2var_ps(a, even, b);
+}
 #endif
 
 // Sixteen small integers as 32-bit ones.

@@ -7,9 +7,9 @@
 // the padding on the right of a row is that on the left of the next. A 1x1 convolution reads the image itself.
 //
 // A register of pixels that begins anywhere mostly lies across two lines of the cache and costs two loads. So a layer
-// of stride one that has many weights for each input copies a window of the image instead of planes: for one register
-// of pixels across and a few down, each channel's rows at each shift a tap has, aligned and side by side. The zeros
-// around the image come from masked loads.
+// that has many weights for each input copies a window of the image instead of planes: for one register of pixels across
+// and a few down, each channel's rows at each shift a tap has, aligned and side by side. The zeros around the image come
+// from masked loads.
 #include <algorithm>
 #include <cstdint>
 
@@ -30,14 +30,17 @@ constexpr int64_t work_per_thread = 100000;
 
 int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
+// Rows of the image that so many pixels below each other read.
+int64_t window_rows(const Conv &c, int64_t pixels) { return (pixels - 1) * c.stride_y + c.dilation_y * (c.kernel_y - 1) + 1; }
+
 // Whether inputs are used often enough to be copied to where they are aligned and close together. A tile is then one
 // register wide, so that taps above each other share what is copied.
 bool takes_windows(const Level &level, const Packed &p, const Conv &c, const Geometry &g, double uses) {
-    const int64_t across = divide_up(g.out_w, level.width) * level.width, rows = c.dilation_y * (c.kernel_y - 1) + level.max_vectors;
+    const int64_t across = divide_up(g.out_w, level.width) * level.width, rows = window_rows(c, level.max_vectors);
     const int64_t bytes = std::min(c.channels, p.bank) * c.kernel_x * rows * level.width * int64_t(sizeof(float));
     const bool fits = c.kernel_x <= max_shifts && bytes <= window_bytes;
     const bool fills = g.out_h >= level.max_vectors && 4 * across <= 5 * g.out_w;  // few lanes without a pixel
-    return c.stride_y == 1 && c.stride_x == 1 && g.taps > 1 && fits && fills &&
+    return c.stride_x <= 2 && g.taps > 1 && fits && fills &&
            double(p.slot_start[p.groups] * lanes) >= uses * double(p.cols);
 }
 
@@ -52,7 +55,7 @@ Geometry geometry(const Level &level, const Packed &p, const Conv &c) {
     const bool own_zeros = c.in.plane && single && whole && c.in.pad == c.pad_y && c.in.pad == c.pad_x && g.out_w <= c.in.pitch;
     if (takes_windows(level, p, c, g, own_zeros ? uses_beside_image : uses_of_window)) {
         g.windows = g.in_place = g.by_row = true;
-        g.room = level.max_vectors + reach_y, g.across = divide_up(g.out_w, level.width);
+        g.room = window_rows(c, level.max_vectors), g.across = divide_up(g.out_w, level.width);
         g.channels = c.channels, g.plane = c.kernel_x * g.room * level.width;
         g.pixels = g.out_h * g.across * level.width;
         return g;
@@ -205,10 +208,10 @@ int64_t ConvJob::tiles() const {
 // The inputs of a block of channels for `rows` output pixels below each other, and a register of them across.
 void ConvJob::fill_window(int64_t block, int64_t row, int64_t rows, int64_t column, const float *x, float *out) const {
     const int64_t plane = plane_size(c_.in, c_.height, c_.width), pitch = c_.in.plane ? c_.in.pitch : c_.width;
-    const int64_t first = block * block_channels(), top = row - c_.pad_y, left = column - c_.pad_x;
-    const int64_t needed = rows + g_.room - level_.max_vectors;
+    const int64_t first = block * block_channels(), needed = window_rows(c_, rows);
+    const int64_t top = row * c_.stride_y - c_.pad_y, left = column * c_.stride_x - c_.pad_x;
     const int64_t first_row = std::min(needed, std::max<int64_t>(0, -top));
-    level_.window({x + first * plane + pixel(c_.in, c_.width, top, left), plane, pitch, c_.dilation_x,
+    level_.window({x + first * plane + pixel(c_.in, c_.width, top, left), plane, pitch, c_.dilation_x, c_.stride_x == 2,
                    std::min(block_channels(), c_.channels - first), c_.kernel_x, needed, first_row,
                    std::max(first_row, std::min(needed, c_.height - top)), -left, c_.width - left},
                   g_.plane, g_.room, out);
@@ -232,7 +235,7 @@ void ConvJob::run_tile(int64_t tile, int64_t g0, int64_t g1, const float *planes
         runs = few;
         for (int64_t v = v0; v < v1; ++v) {
             const int64_t to = pixel(c_.out, g_.out_w, v, column), also = pixel(c_.other, g_.out_w, v, column);
-            parts[v - v0] = window + (v - v0) * width;
+            parts[v - v0] = window + (v - v0) * c_.stride_y * width;
             end.out[v - v0] = y + to;
             end.other[v - v0] = other ? other + also : nullptr;
             runs[count++] = {(v - v0) * width, to, also, g_.out_w - column};

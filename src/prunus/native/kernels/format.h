@@ -83,10 +83,11 @@ struct Ending {
 };
 
 // A window of an image: for each channel and each of `shifts` steps to the right, `rows` registers of pixels below each
-// other. The first pixel may lie outside of the image, and what does is zero.
+// other, neighbours or every second one. The first pixel may lie outside of the image, and what does is zero.
 struct Window {
     const float *from;
     int64_t plane, pitch, step;  // floats from channel to channel, row to row, shift to shift
+    bool second;
     int64_t channels, shifts, rows;
     int64_t first_row, last_row, first_column, last_column;  // of the image, counted from the window's first pixel
 };

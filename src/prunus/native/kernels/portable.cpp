@@ -28,6 +28,12 @@ inline vec load_some(const float *p, some lanes) {
     for (int i = 0; i < W; ++i) v.at[i] = i >= lanes.first && i < lanes.last ? p[i] : 0.0f;
     return v;
 }
+// Lanes 0, 2, 4 ... of a register and of the one that follows it.
+inline vec every_second(vec a, vec b) {
+    vec v;
+    for (int i = 0; i < W; ++i) v.at[i] = 2 * i < W ? a.at[2 * i] : b.at[2 * i - W];
+    return v;
+}
 template <int R>
 inline void splat_rows(const float *p, vec *out) {
     for (int r = 0; r < R; ++r)

@@ -181,9 +181,15 @@ void copy_floats(const float *from, int64_t count, float *to) {
     if (count % W) store(to + count - W, load(from + count - W));
 }
 
-// S shifts; zero: as many as the window says. `whole`: no register reaches beyond the image's columns.
-template <int S, bool whole>
-inline void copy_window(const Window &w, const some *inside, int64_t pitch, int64_t room, float *out) {
+// The lanes of a register, and of the one beside it, that lie in the image.
+struct Inside {
+    some here, beside;
+};
+
+// S shifts; zero: as many as the window says. `whole`: no register reaches beyond the image's columns. `second`: of two
+// registers side by side every second pixel is taken.
+template <int S, bool whole, bool second>
+inline void copy_window(const Window &w, const Inside *inside, int64_t pitch, int64_t room, float *out) {
     const int shifts = S ? S : int(w.shifts);
     const int64_t below = room * W, ahead = 4 * w.plane, next = max_vectors * w.pitch;  // what is read soon, and by the next tile
     const float *from = w.from;
@@ -197,26 +203,34 @@ inline void copy_window(const Window &w, const some *inside, int64_t pitch, int6
             __builtin_prefetch(at + ahead);
             __builtin_prefetch(at + next);
 #pragma GCC unroll 3
-            for (int s = 0; s < shifts; ++s)
-                store(to + s * below, whole ? load(at + s * w.step) : load_some(at + s * w.step, inside[s]));
+            for (int s = 0; s < shifts; ++s) {
+                const float *here = at + s * w.step;
+                vec v = whole ? load(here) : load_some(here, inside[s].here);
+                if (second) v = every_second(v, whole ? load(here + W) : load_some(here + W, inside[s].beside));
+                store(to + s * below, v);
+            }
         }
         for (; r < w.rows; ++r, to += W)
             for (int s = 0; s < shifts; ++s) store(to + s * below, all(0.0f));
     }
 }
 
-template <int S>
+template <int S, bool second>
 inline void copy_window(const Window &w, int64_t pitch, int64_t room, float *out) {
-    some inside[max_shifts];
-    for (int64_t s = 0; s < w.shifts; ++s) inside[s] = lanes_between(w.first_column - s * w.step, w.last_column - s * w.step);
-    if (w.first_column <= 0 && w.last_column >= (w.shifts - 1) * w.step + W)
-        copy_window<S, true>(w, inside, pitch, room, out);
+    Inside inside[max_shifts];
+    for (int64_t s = 0; s < w.shifts; ++s) {
+        const int64_t first = w.first_column - s * w.step, last = w.last_column - s * w.step;
+        inside[s] = {lanes_between(first, last), lanes_between(first - W, last - W)};
+    }
+    if (w.first_column <= 0 && w.last_column >= (w.shifts - 1) * w.step + (second ? 2 * W : W))
+        copy_window<S, true, second>(w, inside, pitch, room, out);
     else
-        copy_window<S, false>(w, inside, pitch, room, out);
+        copy_window<S, false, second>(w, inside, pitch, room, out);
 }
 
 void copy_window(const Window &w, int64_t pitch, int64_t room, float *out) {
-    return w.shifts == 3 ? copy_window<3>(w, pitch, room, out) : copy_window<0>(w, pitch, room, out);
+    if (w.second) return w.shifts == 3 ? copy_window<3, true>(w, pitch, room, out) : copy_window<0, true>(w, pitch, room, out);
+    return w.shifts == 3 ? copy_window<3, false>(w, pitch, room, out) : copy_window<0, false>(w, pitch, room, out);
 }
 
 float read_floats(const float *from, int64_t count) {
