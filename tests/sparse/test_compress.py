@@ -215,3 +215,27 @@ def test_default_type_does_not_matter() -> None:
         torch.set_default_dtype(torch.float32)
     with torch.no_grad():
         close(fast(x), model(x))
+
+
+def test_runs_beside_dense_layers_under_autocast() -> None:
+    """Dense layers hand bfloat16 over there; packed ones compute in float32 all the same."""
+    generator = torch.Generator().manual_seed(40)
+    net = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10)).eval()
+    image = nn.Sequential(
+        nn.Conv2d(3, 16, 3), nn.ReLU(), nn.Conv2d(16, 16, 3), nn.ReLU(), nn.Conv2d(16, 16, 3), nn.Flatten()
+    ).eval()
+    cases = [(net, ("2",), torch.randn(4, 32, generator=generator))]
+    cases += [(image, ("2", "4"), torch.randn(2, 3, 12, 12, generator=generator))]
+    for model, packed, x in cases:
+        prunus.prune(model, 0.5, pattern="balanced:16")
+        for fuse in (False, True):
+            fast = prunus.compress(model, example=x, select=dict.fromkeys(packed, True), fuse=fuse)
+            with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+                found = fast(x)
+            with torch.no_grad():
+                expected = model(x)
+            torch.testing.assert_close(found.float(), expected, rtol=0.05, atol=0.05)
+        with torch.autocast("cpu", torch.bfloat16):
+            x.requires_grad_()
+            fast(x).float().sum().backward()
+        assert bool(x.grad.isfinite().all())

@@ -27,6 +27,11 @@ def transformed() -> bool:
     return peek_interpreter_stack() is not None or forward_ad._current_level >= 0
 
 
+def uncast(x: Any) -> Any:
+    """Packed layers compute in float32: what autocast narrowed before them is widened again."""
+    return x.float() if torch.is_autocast_enabled("cpu") and isinstance(x, Tensor) and x.is_floating_point() else x
+
+
 def check_order(permutation: Tensor, columns: int) -> None:
     """Whether `permutation` names each of so many columns once."""
     order = permutation.detach().cpu()
@@ -154,7 +159,7 @@ class BalancedLinear(PackedModule):
         return self.rows
 
     def forward(self, input: Tensor) -> Tensor:
-        order, x = self._buffers["permutation"], input
+        order, x = self._buffers["permutation"], uncast(input)
         if order is not None:
             x = x.index_select(-1, order)
         if self.plain(x):
@@ -214,7 +219,7 @@ class SparseConv2d(PackedModule):
         return self.geometry.dilation
 
     def forward(self, input: Tensor, other: Tensor | None = None) -> Tensor:
-        x = input
+        x, other = uncast(input), uncast(other)
         if isinstance(x, Tensor) and x.dim() == 3:  # one image without a batch; what fx traces is no tensor
             return self.forward(x.unsqueeze(0), None if other is None else other.unsqueeze(0)).squeeze(0)
         if isinstance(other, Tensor) and not self._fits(x, other):

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional
 
-from prunus.sparse._modules import SparseConv2d
+from prunus.sparse._modules import SparseConv2d, uncast
 from prunus.sparse._ops import check_bias
 from prunus.sparse._packed import Packed, kernels
 
@@ -74,7 +74,7 @@ class Region:
         return found
 
     def __call__(self, *inputs: Tensor) -> Any:
-        convs = self.convs()
+        convs, inputs = self.convs(), tuple(uncast(x) for x in inputs)
         batch = inputs[0].shape[0] if inputs[0].dim() else 0
         for x in inputs:
             if x.dim() != 4 or x.shape[0] != batch or x.dtype != torch.float32 or not x.is_cpu:
