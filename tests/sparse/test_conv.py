@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional
 
 from prunus.errors import BadInput
-from prunus.sparse import SparseConv2d
+from prunus.sparse import SparseConv2d, pack
 from support import scale
 from support.kernels import each_level
 
@@ -218,3 +218,39 @@ def test_stands_where_the_dense_layer_stood() -> None:
         assert getattr(layer, name) == getattr(conv, name)
     flipped = torch._neg_view(x[None])
     torch.testing.assert_close(layer(flipped), conv(-x[None]))
+
+
+def test_images_smaller_than_the_kernel_are_refused_for_every_stride() -> None:
+    for kernel, stride, size in ((3, 1, (2, 2)), (3, 2, (2, 2)), (5, 4, (4, 4)), (3, 3, (2, 9))):
+        layer = SparseConv2d.from_dense(nn.Conv2d(16, 20, kernel, stride))
+        for grad in (False, True):
+            with torch.set_grad_enabled(grad), pytest.raises(BadInput, match="smaller than the kernel"):
+                layer(torch.randn(1, 16, *size))
+
+
+def test_what_is_no_image_is_refused_in_one_sentence() -> None:
+    layer = SparseConv2d.from_dense(nn.Conv2d(16, 20, 3))
+    for x in (torch.tensor(1.0), torch.randn(16), torch.randn(16, 5), torch.randn(1, 15, 5, 5)):
+        with torch.no_grad(), pytest.raises(BadInput, match="takes images"):
+            layer(x)
+
+
+def test_channels_that_only_fill_up_a_bank_count_as_zeros(level: str) -> None:
+    """A matrix with weights there is none that `pack` makes of a layer, but it can be built."""
+    generator = torch.Generator().manual_seed(26)
+    conv = nn.Conv2d(20, 40, 3, padding=1, bias=False)
+    geometry = SparseConv2d.from_dense(conv).geometry
+    matrix = torch.randn(40, geometry.columns(16), generator=generator)
+    layer = SparseConv2d(pack(matrix, 16), geometry)
+    with torch.no_grad():
+        conv.weight.copy_(geometry.weight(matrix, 16))
+        x = torch.randn(1, 20, 16, 16, generator=generator)
+        torch.testing.assert_close(layer(x), conv(x), rtol=1e-4, atol=1e-4)
+
+
+def test_torchs_default_device_does_not_matter() -> None:
+    conv, x = nn.Conv2d(16, 20, 3), torch.randn(1, 16, 5, 5)
+    layer = SparseConv2d.from_dense(conv)
+    with torch.no_grad(), torch.device("meta"):
+        found = layer(x)
+    torch.testing.assert_close(found, conv(x).detach(), rtol=1e-5, atol=1e-5)

@@ -7,7 +7,9 @@ import threading
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.autograd import forward_ad
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from prunus.errors import BadInput
 from prunus.sparse import BalancedLinear, SparseConv2d, pack
@@ -405,3 +407,34 @@ def test_weights_too_large_for_bfloat16_and_layers_without_columns() -> None:
     for wrong in (torch.eye(4).to_sparse(), torch.zeros(4, 4, device="meta"), [[1.0]]):
         with pytest.raises(BadInput, match="Only dense tensors"):
             pack(wrong)
+
+
+@pytest.mark.parametrize("kind", ("linear", "conv2d"))
+def test_modes_of_torchs_dispatcher_see_the_operator(kind: str) -> None:
+    layer = (
+        BalancedLinear.from_dense(torch.nn.Linear(48, 20))
+        if kind == "linear"
+        else SparseConv2d.from_dense(torch.nn.Conv2d(16, 20, 3))
+    )
+    x = torch.randn(3, 48) if kind == "linear" else torch.randn(1, 16, 5, 5)
+    with torch.no_grad():
+        graph = make_fx(lambda t: layer(t) + 1)(x)
+        assert f"prunus.sparse_{kind}" in graph.code
+        torch.testing.assert_close(graph(2 * x), layer(2 * x) + 1)
+        with FakeTensorMode(allow_non_fake_inputs=True):  # where a real tensor becomes a fake one
+            assert isinstance(layer(x), FakeTensor)
+
+
+def test_scales_that_move_are_seen() -> None:
+    layer, x = BalancedLinear.from_dense(torch.nn.Linear(48, 20, bias=False), dtype=torch.int8), torch.randn(3, 48)
+    with torch.no_grad():
+        before = layer(x)
+        layer.scale.data = layer.scale.data * 2
+        torch.testing.assert_close(layer(x), 2 * before)
+
+
+def test_a_bias_that_cannot_be_read_is_refused() -> None:
+    layer = BalancedLinear.from_dense(torch.nn.Linear(48, 20))
+    layer.bias = torch.nn.Parameter(layer.bias.detach().to("meta"), requires_grad=False)
+    with torch.no_grad(), pytest.raises(BadInput, match="float32 on the CPU"):
+        layer(torch.randn(3, 48))

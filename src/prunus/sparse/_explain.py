@@ -72,5 +72,5 @@ def _kernel(packed: PackedModule, timing: Timing | None) -> str:
     if isinstance(packed, SparseConv2d):
         return f"{module.level()} pixels"
     samples = None if timing is None else _samples(packed, timing)
-    small = samples is not None and packed.bank == 16 and samples <= module.permute_up_to()
+    small = samples is not None and packed.packed.layer.permutes(samples)
     return f"{module.level()} {'permute' if small else 'tile'}"

@@ -48,7 +48,7 @@ class Geometry:
     @cached_property
     def sizes(self) -> Tensor:
         """Kernel, stride, padding and dilation as the kernels read them."""
-        return torch.tensor([*self.kernel, *self.stride, *self.padding, *self.dilation])
+        return torch.tensor([*self.kernel, *self.stride, *self.padding, *self.dilation], device="cpu")
 
     @cached_property
     def in_place(self) -> int:

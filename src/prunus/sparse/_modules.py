@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._C import _is_tracing
+from torch._C import _is_tracing, _len_torch_dispatch_stack
 from torch._C._functorch import peek_interpreter_stack
 from torch.autograd import forward_ad
 
@@ -39,6 +39,11 @@ def check_order(permutation: Tensor, columns: int) -> None:
         raise BadInput(f"A permutation of {columns} columns must name each of them once.")
 
 
+def _where(packed: Packed) -> tuple[int, int, int]:
+    scale = packed.scale
+    return packed.values.data_ptr(), packed.index.data_ptr(), 0 if scale is None else scale.data_ptr()
+
+
 class PackedModule(nn.Module):
     """A module whose weight is a `Packed`, kept as buffers so that `state_dict`, `deepcopy` and `to` see it."""
 
@@ -57,19 +62,18 @@ class PackedModule(nn.Module):
         parameter = None if bias is None else nn.Parameter(bias.detach().to(torch.float32).clone())
         self.register_parameter("bias", parameter)
         self._view: Packed | None = None
-        self._where = (0, 0)
+        self._where = (0, 0, 0)
 
     @property
     def packed(self) -> Packed:
         """The weight as a `Packed` over the module's buffers; a new one where they were replaced or moved."""
         view, buffers = self._view, self._buffers
-        values, index = buffers["values"], buffers["index"]
-        same = view is not None and view.values is values and view.index is index
-        if same and self._where == (values.data_ptr(), index.data_ptr()):  # type: ignore[union-attr]
-            assert view is not None
-            return view
+        values, index, scale = buffers["values"], buffers["index"], buffers["scale"]
+        if view is not None and view.values is values and view.index is index and view.scale is scale:
+            if self._where == _where(view):
+                return view
         view = Packed(self.rows, self.cols, self.bank, *(getattr(self, field) for field in _FIELDS))
-        self._view, self._where = view, (view.values.data_ptr(), view.index.data_ptr())
+        self._view, self._where = view, _where(view)
         return view
 
     def tensors(self) -> list[Tensor]:
@@ -78,6 +82,8 @@ class PackedModule(nn.Module):
     def plain(self, x: Any) -> bool:
         """Whether the kernel may be called at once: a tensor, nothing traced or transformed, no gradient wanted."""
         if type(x) is not Tensor or torch.compiler.is_compiling() or _is_tracing() or transformed():
+            return False
+        if _len_torch_dispatch_stack():  # a mode that wants to see operators
             return False
         if not torch.is_grad_enabled():
             return True

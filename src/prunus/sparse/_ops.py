@@ -55,9 +55,9 @@ def dense_linear(packed: Packed, x: Tensor, bias: Tensor | None, relu: bool) -> 
 
 
 def check_bias(packed: Packed, bias: Tensor) -> None:
-    if bias.numel() != packed.rows or bias.dtype != torch.float32 or not bias.is_contiguous():
-        shape = tuple(bias.shape)
-        raise BadInput(f"The layer wants a bias of {packed.rows} numbers, float32, but it is {bias.dtype} {shape}.")
+    if bias.numel() != packed.rows or bias.dtype != torch.float32 or not bias.is_contiguous() or not bias.is_cpu:
+        found = f"{bias.dtype} {tuple(bias.shape)} on {bias.device}"
+        raise BadInput(f"The layer wants a bias of {packed.rows} numbers, float32 on the CPU, but it is {found}.")
 
 
 def check_input(packed: Packed, x: Tensor) -> None:
@@ -138,7 +138,8 @@ def run_conv2d(
             return out
     if bias is not None:
         check_bias(packed, bias)
-    shape = (x.shape[0], geometry.outputs, *check_image(geometry, x))
+    height, width = check_image(geometry, x)
+    shape = (x.shape[0], geometry.outputs, height, width)
     if other is not None:
         check_added(shape, other)
     if layer is None:

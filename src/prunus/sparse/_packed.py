@@ -44,7 +44,7 @@ def kernels() -> Any:
 
 @dataclass(frozen=True, eq=False)
 class Packed:
-    """One matrix in the packed layout; the fields are described above."""
+    """One matrix in the packed layout; the fields are described above. Once a kernel has run they must not be written."""
 
     rows: int
     cols: int

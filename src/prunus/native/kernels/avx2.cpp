@@ -73,25 +73,39 @@ inline void byte_planes(const float *bank, __m128i (&plane)[4]) {
     plane[2] = _mm_unpacklo_epi64(b2, b3), plane[3] = _mm_unpackhi_epi64(b2, b3);
 }
 
-// For each pair of slots, plane by plane, the table of the even slot's bank beside that of the odd one's.
-void prepare_tables(const int32_t *schedule, int64_t slots, const float *x, uint8_t *tables) {
-    __m128i plane[4] = {};
-    for (int64_t s = 0; s < slots + slots % 2; ++s) {
-        if (s < slots && (s == 0 || schedule[s] != schedule[s - 1])) byte_planes(x + int64_t(schedule[s]) * 16, plane);
-        uint8_t *out = tables + s / 2 * 128 + s % 2 * 16;
-        for (int i = 0; i < 4; ++i) _mm_store_si128(reinterpret_cast<__m128i *>(out + 32 * i), plane[i]);
+// For each pair of slots, sixteen columns of the bank after the other and plane by plane, the table of the even slot's
+// bank beside that of the odd one's.
+void prepare_tables(const int32_t *schedule, int64_t slots, int64_t bank, const float *x, uint8_t *tables) {
+    const int64_t parts = bank / 16;
+    for (int64_t part = 0; part < parts; ++part) {
+        __m128i plane[4] = {};
+        uint8_t *to = tables + part * 128;
+        for (int64_t s = 0; s < slots + slots % 2; ++s) {
+            if (s < slots && (s == 0 || schedule[s] != schedule[s - 1])) byte_planes(x + schedule[s] * bank + part * 16, plane);
+            uint8_t *out = to + s / 2 * 128 * parts + s % 2 * 16;
+            for (int i = 0; i < 4; ++i) _mm_store_si128(reinterpret_cast<__m128i *>(out + 32 * i), plane[i]);
+        }
     }
 }
 
 // Two slots of sixteen rows at once. A permute across the register costs this machine class two operations and a bank
 // is two registers, so the inputs are looked up byte by byte instead: four shuffles within lanes, one for each byte of
 // a float, then eight interleaves put the floats together. The even slot stays in the low lane, the odd in the high.
-template <typename T>
+// A bank of 32 or 64 columns is looked up in two or four parts; a shuffle gives zero where the index lies in another.
+template <int parts, typename T>
 inline void permute_pair(const uint8_t *tables, __m256i index, const T *values, vec (&sum)[4]) {
     __m256i byte[4];
 #pragma GCC unroll 4
-    for (int i = 0; i < 4; ++i)
-        byte[i] = _mm256_shuffle_epi8(_mm256_load_si256(reinterpret_cast<const __m256i *>(tables + 32 * i)), index);
+    for (int part = 0; part < parts; ++part) {
+        __m256i inside = index;
+        if (parts > 1) inside = _mm256_adds_epu8(_mm256_sub_epi8(index, _mm256_set1_epi8(char(16 * part))), _mm256_set1_epi8(0x70));
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; ++i) {
+            const __m256i *table = reinterpret_cast<const __m256i *>(tables + 128 * part + 32 * i);
+            const __m256i found = _mm256_shuffle_epi8(_mm256_load_si256(table), inside);
+            byte[i] = part ? _mm256_or_si256(byte[i], found) : found;
+        }
+    }
     const __m256i a0 = _mm256_unpacklo_epi8(byte[0], byte[1]), b0 = _mm256_unpacklo_epi8(byte[2], byte[3]);
     const __m256i a1 = _mm256_unpackhi_epi8(byte[0], byte[1]), b1 = _mm256_unpackhi_epi8(byte[2], byte[3]);
     sum[0] = fma(load_pair(values), _mm256_castsi256_ps(_mm256_unpacklo_epi16(a0, b0)), sum[0]);
@@ -100,47 +114,60 @@ inline void permute_pair(const uint8_t *tables, __m256i index, const T *values, 
     sum[3] = fma(load_pair(values + 12), _mm256_castsi256_ps(_mm256_unpackhi_epi16(a1, b1)), sum[3]);
 }
 
-inline __m256i pair_index(const uint8_t *packet) {
-    const __m256i both = _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i *>(packet)));
+// The indices of two slots: halves of the same bytes, or one byte each. `alone`: the second slot does not exist.
+template <int parts>
+inline __m256i pair_index(const uint8_t *packet, bool alone) {
+    const __m128i first = _mm_loadu_si128(reinterpret_cast<const __m128i *>(packet));
+    if (parts > 1) return alone ? _mm256_zextsi128_si256(first) : _mm256_loadu_si256(reinterpret_cast<const __m256i *>(packet));
+    const __m256i both = _mm256_broadcastsi128_si256(first);
     const __m256i split = _mm256_blend_epi32(both, _mm256_srli_epi16(both, 4), 0xF0);
     return _mm256_and_si256(split, _mm256_set1_epi8(15));
 }
 
-template <typename T>
+template <int parts, typename T>
 inline void permute_group(const Packed &p, int64_t group, const uint8_t *tables, float *out) {
     const T *values = static_cast<const T *>(p.values) + p.slot_start[group] * lanes;
     const uint8_t *packet = p.index + p.packet_start[group] * lanes;
     int64_t slots = p.slots(group);
     vec sum[4] = {_mm256_setzero_ps(), _mm256_setzero_ps(), _mm256_setzero_ps(), _mm256_setzero_ps()};
-    for (; slots >= 2; slots -= 2, packet += lanes, tables += 128, values += 2 * lanes) {
+    for (; slots >= 2; slots -= 2, packet += (parts > 1 ? 2 : 1) * lanes, tables += 128 * parts, values += 2 * lanes) {
         _mm_prefetch(reinterpret_cast<const char *>(values) + 1024, _MM_HINT_T0);
         _mm_prefetch(reinterpret_cast<const char *>(values) + 1088, _MM_HINT_T0);
-        permute_pair(tables, pair_index(packet), values, sum);
+        permute_pair<parts>(tables, pair_index<parts>(packet, false), values, sum);
     }
     if (slots) {
         T last[2 * lanes] = {};
         for (int i = 0; i < lanes; ++i) last[i] = values[i];
-        permute_pair(tables, pair_index(packet), last, sum);
+        permute_pair<parts>(tables, pair_index<parts>(packet, true), last, sum);
     }
     for (int i = 0; i < 4; ++i)
         _mm_storeu_ps(out + 4 * i, _mm_add_ps(_mm256_castps256_ps128(sum[i]), _mm256_extractf128_ps(sum[i], 1)));
 }
 
+template <typename T>
+void permute_samples(const Packed &p, int64_t group, const uint8_t *tables, int64_t table_stride, int samples, float *out) {
+    for (int n = 0; n < samples; ++n, tables += table_stride, out += lanes) {
+        switch (p.bank) {
+            case 16: permute_group<1, T>(p, group, tables, out); break;
+            case 32: permute_group<2, T>(p, group, tables, out); break;
+            default: permute_group<4, T>(p, group, tables, out); break;
+        }
+    }
+}
+
 void permute_kernel(const Packed &p, int64_t group, const float *, int64_t, const uint8_t *tables, int64_t table_stride,
                     int samples, float *out) {
-    for (int n = 0; n < samples; ++n, tables += table_stride, out += lanes) {
-        switch (p.kind) {
-            case Values::f32: permute_group<float>(p, group, tables, out); break;
-            case Values::bf16: permute_group<uint16_t>(p, group, tables, out); break;
-            case Values::i8: permute_group<int8_t>(p, group, tables, out); break;
-        }
+    switch (p.kind) {
+        case Values::f32: return permute_samples<float>(p, group, tables, table_stride, samples, out);
+        case Values::bf16: return permute_samples<uint16_t>(p, group, tables, table_stride, samples, out);
+        case Values::i8: return permute_samples<int8_t>(p, group, tables, table_stride, samples, out);
     }
 }
 
 }  // namespace
 
 const Level &avx2_level() {
-    static constexpr Level level = {"avx2", W, max_vectors, 4, tile_kernel, decode_offsets<uint16_t>, decode_offsets<uint32_t>, decode_values, 128, prepare_tables,
+    static constexpr Level level = {"avx2", W, max_vectors, 3, 64, tile_kernel, decode_offsets<uint16_t>, decode_offsets<uint32_t>, decode_values, 128, prepare_tables,
                                     permute_kernel, to_tile, from_tile, finish_tile, copy_floats, copy_window,
                                     read_floats, multiply_adds};
     return level;

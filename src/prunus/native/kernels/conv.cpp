@@ -211,8 +211,10 @@ void ConvJob::fill_window(int64_t block, int64_t row, int64_t rows, int64_t colu
     const int64_t first = block * block_channels(), needed = window_rows(c_, rows);
     const int64_t top = row * c_.stride_y - c_.pad_y, left = column * c_.stride_x - c_.pad_x;
     const int64_t first_row = std::min(needed, std::max<int64_t>(0, -top));
+    const int64_t channels = std::min(block_channels(), c_.channels - first);
+    std::fill(out + channels * g_.plane, out + block_channels() * g_.plane, 0.0f);  // those that fill up the last bank
     level_.window({x + first * plane + pixel(c_.in, c_.width, top, left), plane, pitch, c_.dilation_x, c_.stride_x == 2,
-                   std::min(block_channels(), c_.channels - first), c_.kernel_x, needed, first_row,
+                   channels, c_.kernel_x, needed, first_row,
                    std::max(first_row, std::min(needed, c_.height - top)), -left, c_.width - left},
                   g_.plane, g_.room, out);
 }

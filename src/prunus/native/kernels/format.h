@@ -97,21 +97,23 @@ struct Level {
     const char *name;
     int width;        // floats in a register
     int max_vectors;  // registers of samples in the largest tile
-    int permute_up_to;  // batches up to this size take the permute kernel (banks of 16)
+    int permute_up_to;  // batches up to this size take the permute kernel with banks of 16; with larger banks smaller ones
+    int permute_bank;   // the largest bank it can read
     void (*tile)(const Tile &);
     // Where the columns of the group's slots [first, last) lie: out[slot - first][16]. Narrow where 16 bits are enough.
     void (*decode)(const Packed &, const Columns &, int64_t group, int64_t first, int64_t last, uint16_t *out);
     void (*decode_wide)(const Packed &, const Columns &, int64_t group, int64_t first, int64_t last, uint32_t *out);
     // The group's values of the slots [first, last) as floats: in place, or written to `out`.
     const float *(*values)(const Packed &, int64_t group, int64_t first, int64_t last, float *out);
-    // What the permute kernel reads in place of x: `table_bytes` for each pair of slots (none: it reads x itself).
+    // What the permute kernel reads in place of x: `table_bytes` for each pair of slots and sixteen columns of a bank
+    // (none: it reads x itself).
     int table_bytes;
-    void (*prepare)(const int32_t *schedule, int64_t slots, const float *x, uint8_t *tables);
+    void (*prepare)(const int32_t *schedule, int64_t slots, int64_t bank, const float *x, uint8_t *tables);
     // Sum of one group for `samples` rows of x (leading dimension ldx, every bank readable in full): out[sample][16].
     void (*permute)(const Packed &, int64_t group, const float *x, int64_t ldx, const uint8_t *tables,
                     int64_t table_stride, int samples, float *out);
-    // x (samples x cols, leading dimension ldx) -> out[cols][width * vectors], missing samples zero.
-    void (*to_tile)(const float *x, int64_t ldx, int64_t samples, int64_t cols, int64_t ld, float *out);
+    // x (up to `width` samples x cols, leading dimension ldx) -> out[cols][width], missing samples zero.
+    void (*to_tile)(const float *x, int64_t ldx, int64_t samples, int64_t cols, float *out);
     // acc[rows][ld] -> y (samples x rows, leading dimension ldy).
     void (*from_tile)(const float *acc, int64_t ld, int64_t rows, int64_t samples, float *y, int64_t ldy);
     void (*finish)(const Ending &);

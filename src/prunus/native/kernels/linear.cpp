@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cstring>
+#include <memory>
 
 #include "pool.h"
 #include "run.h"
@@ -35,10 +36,10 @@ void permute_groups(const Level &level, const Packed &p, int64_t g0, int64_t g1,
     for (int64_t g = g0; g < g1; ++g) {
         const int64_t slots = p.slots(g), first = g * lanes, rows = std::min(lanes, p.rows - first);
         if (level.table_bytes && (p.schedule_start[g] != made_for || slots != made_slots)) {
-            stride = (slots + 1) / 2 * level.table_bytes;
+            stride = (slots + 1) / 2 * level.table_bytes * (p.bank / 16);
             tables = static_cast<uint8_t *>(scratch(1, stride * samples + 64));
             for (int n = 0; n < samples; ++n)
-                level.prepare(p.schedule + p.schedule_start[g], slots, x + n * ldx, tables + n * stride);
+                level.prepare(p.schedule + p.schedule_start[g], slots, p.bank, x + n * ldx, tables + n * stride);
             made_for = p.schedule_start[g], made_slots = slots;
         }
         level.permute(p, g, x, ldx, tables, stride, samples, sums);
@@ -120,7 +121,7 @@ struct TileJob {
             const int64_t c = b * p.bank, count = std::min(p.cols, last_bank * p.bank) - c;
             for (int64_t v = v0; v < v1; ++v) {
                 const int64_t n = v * level.width;
-                level.to_tile(x + n * ldx + c, ldx, std::min<int64_t>(batch - n, level.width), count, level.width,
+                level.to_tile(x + n * ldx + c, ldx, std::min<int64_t>(batch - n, level.width), count,
                               xt + (v - v0) * xt_size);
             }
             const int64_t skipped = b % segment * p.bank * level.width;
@@ -226,19 +227,24 @@ const uint16_t *Places::of(const Level &level, const Packed &p, const Columns &c
     One &one = each_[level.width == 4 ? 0 : level.width == 8 ? 1 : 2];
     const int64_t count = p.slot_start[p.groups] * lanes;
     if (count > most_kept || !one.asked.exchange(true)) return nullptr;
-    std::call_once(one.once, [&] {
-        one.at.reset(new uint16_t[size_t(count)]);
-        for (int64_t g = 0; g < p.groups; ++g)
-            level.decode(p, columns, g, 0, p.slots(g), one.at.get() + p.slot_start[g] * lanes);
-    });
-    return one.at.get();
+    const uint16_t *at = one.at.load();
+    if (at) return at;
+    std::unique_ptr<uint16_t[]> made(new uint16_t[size_t(count)]);  // without a lock, which a fork could leave taken
+    for (int64_t g = 0; g < p.groups; ++g) level.decode(p, columns, g, 0, p.slots(g), made.get() + p.slot_start[g] * lanes);
+    return one.at.compare_exchange_strong(at, made.get()) ? made.release() : at;
+}
+
+bool permutes(const Level &level, const Packed &p, int64_t batch) {
+    if (p.groups == 0 || p.bank > level.permute_bank || batch > (level.permute_up_to * 16 + p.bank / 2) / p.bank) return false;
+    // Tables for larger banks pay only if all groups use the same ones.
+    return p.bank == 16 || p.schedule_start[0] == p.schedule_start[p.groups - 1];
 }
 
 void linear(const Level &level, const Packed &p, Places &places, const float *x, int64_t ldx, int64_t batch, float *y, const Finish &f,
             int threads, Choice choice) {
     if (batch == 0 || p.rows == 0) return;
-    const bool permutes = p.bank == 16 && choice != Choice::tile && (choice == Choice::permute || batch <= level.permute_up_to);
-    if (permutes)
+    const bool can = p.bank <= level.permute_bank;
+    if (choice == Choice::automatic ? permutes(level, p, batch) : choice == Choice::permute && can)
         linear_permute(level, p, x, ldx, batch, y, f, threads);
     else
         linear_tile(level, p, places, x, ldx, batch, y, f, threads);

@@ -1,4 +1,5 @@
-// Bindings: addresses and sizes in, nothing of torch inside. The Python side checks types, shapes and contiguity.
+// Bindings: nothing of torch inside. `linear_on` and `conv_on` look at tensors themselves; everything else takes addresses
+// and sizes, and the Python side has checked types, shapes and contiguity.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
@@ -104,6 +105,7 @@ nb::object make(const prunus::exchange::Tensor &like, int64_t *shape, const F &w
         void operator()(Managed *m) const { m->free(m); }
     };
     std::unique_ptr<Managed, Free> held(made);
+    if (!made->tensor.plain()) return nb::none();  // a mode of torch's dispatcher put something else there
     {
         nb::gil_scoped_release release;
         work(made->tensor.floats());
@@ -246,7 +248,6 @@ NB_MODULE(_kernels, m) {
         if (found->version.major == 1 && found->view && found->allocate && found->to_object) tensors = found, tensor_type = type.ptr();
     });
     m.def("width", [] { return level().width; });
-    m.def("permute_up_to", [] { return level().permute_up_to; });
     m.def("read", [](uintptr_t from, int64_t count) {
         nb::gil_scoped_release release;
         return level().read(at<const float>(from), count);
@@ -271,6 +272,7 @@ NB_MODULE(_kernels, m) {
         .def("conv", &Layer::conv_to)
         .def("conv_on", &Layer::conv_on, nb::arg().none(), nb::arg().none(), nb::arg().none(), nb::arg(), nb::arg(),
              nb::arg(), nb::arg())
+        .def("permutes", [](const Layer &layer, int64_t batch) { return permutes(level(), layer.p, batch); })
         .def("dense", &Layer::dense_to)
         .def("problem", &Layer::problem);
     nb::class_<Packing>(m, "Packing")

@@ -131,7 +131,7 @@ void permute_kernel(const Packed &p, int64_t group, const float *x, int64_t ldx,
 }  // namespace
 
 const Level &portable_level() {
-    static constexpr Level level = {"portable", W, max_vectors, 3, tile_kernel, decode_offsets<uint16_t>, decode_offsets<uint32_t>, decode_values, 0, nullptr,
+    static constexpr Level level = {"portable", W, max_vectors, 3, 16, tile_kernel, decode_offsets<uint16_t>, decode_offsets<uint32_t>, decode_values, 0, nullptr,
                                     permute_kernel, to_tile, from_tile, finish_tile, copy_floats, copy_window,
                                     read_floats, multiply_adds};
     return level;

@@ -2,8 +2,6 @@
 #pragma once
 
 #include <atomic>
-#include <memory>
-#include <mutex>
 
 #include "format.h"
 
@@ -28,8 +26,8 @@ class Places {
   private:
     struct One {
         std::atomic<bool> asked{false};
-        std::once_flag once;
-        std::unique_ptr<uint16_t[]> at;
+        std::atomic<const uint16_t *> at{nullptr};
+        ~One() { delete[] at.load(); }
     };
     One each_[3];  // by the width of a register
 };
@@ -37,6 +35,9 @@ class Places {
 // y (batch x rows) = act(x (batch x cols) * W^T * scale + bias).
 void linear(const Level &, const Packed &, Places &, const float *x, int64_t ldx, int64_t batch, float *y, const Finish &,
             int threads, Choice);
+
+// Which of the two kernels `automatic` takes for so many samples.
+bool permutes(const Level &, const Packed &, int64_t batch);
 
 // How the planes of an image lie in memory: `pad` zeros around each, rows `pitch` apart, planes `plane` apart. Zero for
 // all three: contiguous. The zeros on the right of a row are those on the left of the next.
@@ -48,13 +49,16 @@ struct Conv {
     int64_t batch, channels, height, width;
     int64_t kernel_y, kernel_x, stride_y, stride_x, pad_y, pad_x, dilation_y, dilation_x;
     Layout in, out, other;  // with a pad, x and y begin at the corner of the padding
-    int64_t out_height() const { return (height + 2 * pad_y - dilation_y * (kernel_y - 1) - 1) / stride_y + 1; }
-    int64_t out_width() const { return (width + 2 * pad_x - dilation_x * (kernel_x - 1) - 1) / stride_x + 1; }
+    int64_t out_height() const { return steps(height + 2 * pad_y - dilation_y * (kernel_y - 1), stride_y); }
+    int64_t out_width() const { return steps(width + 2 * pad_x - dilation_x * (kernel_x - 1), stride_x); }
+
+    // Places for a kernel that has `room` to stand in; none if it does not fit at all.
+    static int64_t steps(int64_t room, int64_t stride) { return room < 1 ? 0 : (room - 1) / stride + 1; }
 };
 
 // y (batch x rows x out_height x out_width) from x (batch x channels x height x width). The packed columns stand as
 // (block of `bank` channels, tap, channel in the block), or, where a bank is wider than all channels, as (tap, channel).
-// An input whose padding is the convolution's is read in place, where its stride is one.
+// An input whose padding is the convolution's is read in place, where its stride is one and its weights are few.
 void conv(const Level &, const Packed &, const Conv &, const float *x, float *y, const Finish &, int threads);
 
 }  // namespace kernels

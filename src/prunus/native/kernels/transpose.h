@@ -1,6 +1,7 @@
 // Between samples-by-columns in memory and columns-by-samples in a tile; included like tile.h, after transpose8.
 
-void to_tile(const float *x, int64_t ldx, int64_t samples, int64_t cols, int64_t ld, float *out) {
+void to_tile(const float *x, int64_t ldx, int64_t samples, int64_t cols, float *out) {
+    constexpr int64_t ld = W;
     int64_t n = 0;
     for (; n + 8 <= samples; n += 8) {
         int64_t c = 0;
