@@ -44,7 +44,7 @@ def kernels() -> Any:
 
 @dataclass(frozen=True, eq=False)
 class Packed:
-    """One matrix in the packed layout; the fields are described above. Once a kernel has run they must not be written."""
+    """One matrix in the packed layout, described above. Its tensors must not be written once a kernel has run."""
 
     rows: int
     cols: int
