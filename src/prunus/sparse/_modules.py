@@ -69,9 +69,9 @@ class PackedModule(nn.Module):
         """The weight as a `Packed` over the module's buffers; a new one where they were replaced or moved."""
         view, buffers = self._view, self._buffers
         values, index, scale = buffers["values"], buffers["index"], buffers["scale"]
-        if view is not None and view.values is values and view.index is index and view.scale is scale:
-            if self._where == _where(view):
-                return view
+        same = view is not None and view.values is values and view.index is index and view.scale is scale
+        if same and self._where == _where(view):  # type: ignore[arg-type]
+            return view  # type: ignore[return-value]
         view = Packed(self.rows, self.cols, self.bank, *(getattr(self, field) for field in _FIELDS))
         self._view, self._where = view, _where(view)
         return view
