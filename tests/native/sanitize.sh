@@ -23,7 +23,7 @@ if echo '#include <simde/x86/avx512.h>' | $compiler -fsyntax-only -x c++ -std=c+
 fi
 objects=
 for unit in "$here/kernels_check" "$source/kernels/pack" "$source/kernels/linear" "$source/kernels/conv" \
-    "$source/kernels/program" "$source/kernels/pool" "$source/kernels/portable" "$source/kernels/avx2" "$source/kernels/avx512"; do
+    "$source/kernels/places" "$source/kernels/program" "$source/kernels/pool" "$source/kernels/portable" "$source/kernels/avx2" "$source/kernels/avx512"; do
     flags=
     case $unit in
     */avx2) flags="-mavx2 -mfma -mf16c -mbmi -mbmi2" ;;

@@ -133,9 +133,9 @@ def _pack_native(dense: Tensor, bank: int | None) -> Packed:
     plan = kernels().Packing(dense.data_ptr(), rows, cols, bank or 16)
     if not plan.finite:
         raise BadInput("The weights hold NaN or infinity: repair the model before packing it.")
-    if bank is None and plan.kept < 0.7 * plan.slots * LANES:
+    if bank is None and plan.kept < 0.9 * plan.slots * LANES:
         bank = 16
-        for larger in (64, 256):  # masks that are not balanced: larger banks leave fewer empty slots
+        for larger in (32, 64, 256):  # masks with larger banks, or none, leave fewer empty slots there
             other = kernels().Packing(dense.data_ptr(), rows, cols, larger) if cols > larger // 2 else plan
             if other.slots < 0.8 * plan.slots:
                 plan, bank = other, larger

@@ -111,10 +111,10 @@ void copy_row(const Level &level, const Conv &c, const float *from, int64_t phas
 
 }  // namespace
 
-ConvJob::ConvJob(const Level &level, const Packed &p, const Conv &c, const Finish &f, bool keep)
+ConvJob::ConvJob(const Level &level, const Packed &p, const Conv &c, const Finish &f, Places *places)
     : level_(level), p_(p), c_(c), f_(f), g_(geometry(level, p, c)) {
-    cut(keep);
-    decode(keep);
+    cut(!places);
+    decode(places);
 }
 
 void *ConvJob::take(bool keep, int slot, int64_t bytes) {
@@ -125,8 +125,8 @@ void *ConvJob::take(bool keep, int slot, int64_t bytes) {
 }
 
 // Offsets count from the first channel of their block; mostly they fit 16 bits then.
-void ConvJob::decode(bool keep) {
-    const bool table = c_.channels < p_.bank;
+void ConvJob::decode(Places *places) {
+    const bool keep = !places, table = c_.channels < p_.bank;
     const int64_t banks = p_.banks(), weights = p_.slot_start[p_.groups] * lanes, count = table ? p_.cols : banks;
     uint32_t *base = static_cast<uint32_t *>(take(false, 3, banks * (table ? p_.bank : 1) * int64_t(sizeof(uint32_t))));
     int64_t farthest = 0;
@@ -139,20 +139,22 @@ void ConvJob::decode(bool keep) {
     }
     const Columns columns = {base, uint32_t(g_.plane), table ? base : nullptr};
     const bool fits = farthest <= UINT16_MAX;
-    void *offsets = take(keep, 5, weights * int64_t(fits ? sizeof(uint16_t) : sizeof(uint32_t)));
-    uint16_t *narrow = fits ? static_cast<uint16_t *>(offsets) : nullptr;
-    uint32_t *wide = fits ? nullptr : static_cast<uint32_t *>(offsets);
+    narrow_ = fits && places ? places->of(level_, p_, columns, count) : nullptr;
+    uint16_t *narrow = nullptr;
+    uint32_t *wide = nullptr;
+    if (!fits)
+        wide = static_cast<uint32_t *>(take(keep, 5, weights * int64_t(sizeof(uint32_t))));
+    else if (!narrow_)
+        narrow_ = narrow = static_cast<uint16_t *>(take(keep, 5, weights * int64_t(sizeof(uint16_t))));
+    wide_ = wide;
     float *decoded = nullptr;
     if (p_.kind != Values::f32) decoded = static_cast<float *>(take(keep, 6, weights * int64_t(sizeof(float))));
     for (int64_t q = 0; q < p_.groups; ++q) {
         const int64_t at = p_.slot_start[q] * lanes;
-        if (fits)
-            level_.decode(p_, columns, q, 0, p_.slots(q), narrow + at);
-        else
-            level_.decode_wide(p_, columns, q, 0, p_.slots(q), wide + at);
+        if (narrow) level_.decode(p_, columns, q, 0, p_.slots(q), narrow + at);
+        if (wide) level_.decode_wide(p_, columns, q, 0, p_.slots(q), wide + at);
         if (decoded) level_.values(p_, q, 0, p_.slots(q), decoded + at);
     }
-    narrow_ = narrow, wide_ = wide;
     values_ = decoded ? decoded : static_cast<const float *>(p_.values);
 }
 
@@ -306,15 +308,19 @@ void ConvJob::image(const float *x, const float *other, float *y, int threads) c
     }
     // Few tiles are cut by rows too, so that threads end together; each part copies its windows again.
     const int64_t tasks = (g_.windows ? 4 : 8) * threads, parts = threads > 1 ? std::min(p_.groups, divide_up(tasks, tiles())) : 1;
-    parallel(threads, tiles() * parts, [&](int64_t task) {
-        const int64_t part = task % parts;
-        run_tile(task / parts, p_.groups * part / parts, p_.groups * (part + 1) / parts, x, other, y);
+    // Tiles beside each other share lines of the output, which two threads had better not write at the same time: each
+    // begins in its own part of the image.
+    const int64_t count = tiles() * parts, stretch = divide_up(count, threads);
+    parallel(threads, stretch * threads, [&](int64_t turn) {
+        const int64_t task = turn % threads * stretch + turn / threads, part = task % parts;
+        if (task < count) run_tile(task / parts, p_.groups * part / parts, p_.groups * (part + 1) / parts, x, other, y);
     });
 }
 
-void conv(const Level &level, const Packed &p, const Conv &c, const float *x, float *y, const Finish &f, int threads) {
+void conv(const Level &level, const Packed &p, Places &places, const Conv &c, const float *x, float *y, const Finish &f,
+          int threads) {
     if (c.batch == 0 || p.rows == 0 || c.out_height() <= 0 || c.out_width() <= 0) return;
-    const ConvJob job(level, p, c, f, false);
+    const ConvJob job(level, p, c, f, &places);
     const auto run = [&](int64_t n, int inside) {
         job.image(x + n * job.in_size(), f.other ? f.other + n * job.other_size() : nullptr, y + n * job.out_size(), inside);
     };

@@ -24,8 +24,9 @@ struct Geometry {
 
 class ConvJob {
   public:
-    // `keep`: the decoded layer belongs to this object; otherwise to the calling thread, until its next convolution.
-    ConvJob(const Level &, const Packed &, const Conv &, const Finish &, bool keep);
+    // Without `places` the decoded layer belongs to this object; otherwise to them, or to the calling thread until its
+    // next convolution.
+    ConvJob(const Level &, const Packed &, const Conv &, const Finish &, Places *places);
 
     // One image; `other` is what is added to it, or null. Its tiles are shared between `threads` threads.
     void image(const float *x, const float *other, float *y, int threads) const;
@@ -50,7 +51,7 @@ class ConvJob {
     std::unique_ptr<char[]> kept_[4];
 
     void *take(bool keep, int slot, int64_t bytes);
-    void decode(bool keep);
+    void decode(Places *places);
     void cut(bool keep);
     int64_t block_channels() const;
     void make_plane(const float *x, int64_t channel, float *planes) const;

@@ -1,6 +1,5 @@
 #include <algorithm>
 #include <cstring>
-#include <memory>
 
 #include "pool.h"
 #include "run.h"
@@ -14,7 +13,6 @@ constexpr int64_t weight_bytes = sizeof(float) + sizeof(uint16_t);  // of a deco
 constexpr int64_t sums_bytes = 384 << 10;  // sums that stay at hand: most of a 512 KB second-level cache
 constexpr int64_t tiles_together = 6;      // that share what is decoded
 constexpr int64_t chunk_slots = 1024, chunk_groups = 128;  // decoded at once, at most
-constexpr int64_t most_kept = 1 << 20;  // weights whose places are kept: more would come from memory, not from a cache
 constexpr int64_t segment_columns = 4096;  // whose places fit 16 bits
 
 int64_t banks_in_segment(const Packed &p) { return std::max<int64_t>(1, segment_columns / p.bank); }
@@ -212,7 +210,7 @@ void linear_tile(const Level &level, const Packed &p, Places &cache, const float
     uint32_t *base = static_cast<uint32_t *>(scratch(3, banks * int64_t(sizeof(uint32_t))));
     for (int64_t b = 0; b < banks; ++b) base[b] = uint32_t(b % segment * p.bank * level.width);
     const Columns columns = {base, uint32_t(level.width), nullptr};
-    const uint16_t *places = cache.of(level, p, columns);
+    const uint16_t *places = cache.of(level, p, columns, banks);
     parallel(threads, sets * parts, [&](int64_t task) {
         const int64_t set = task / parts, part = task % parts;
         const int64_t t0 = tiles * set / sets, t1 = tiles * (set + 1) / sets;
@@ -222,17 +220,6 @@ void linear_tile(const Level &level, const Packed &p, Places &cache, const float
 }
 
 }  // namespace
-
-const uint16_t *Places::of(const Level &level, const Packed &p, const Columns &columns) {
-    One &one = each_[level.width == 4 ? 0 : level.width == 8 ? 1 : 2];
-    const int64_t count = p.slot_start[p.groups] * lanes;
-    if (count > most_kept || !one.asked.exchange(true)) return nullptr;
-    const uint16_t *at = one.at.load();
-    if (at) return at;
-    std::unique_ptr<uint16_t[]> made(new uint16_t[size_t(count)]);  // without a lock, which a fork could leave taken
-    for (int64_t g = 0; g < p.groups; ++g) level.decode(p, columns, g, 0, p.slots(g), made.get() + p.slot_start[g] * lanes);
-    return one.at.compare_exchange_strong(at, made.get()) ? made.release() : at;
-}
 
 bool permutes(const Level &level, const Packed &p, int64_t batch) {
     if (p.groups == 0 || p.bank > level.permute_bank || batch > (level.permute_up_to * 16 + p.bank / 2) / p.bank) return false;

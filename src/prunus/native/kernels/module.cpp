@@ -159,7 +159,7 @@ struct Layer {
         nb::gil_scoped_release release;
         const Conv c = conv_of(batch, channels, height, width, sizes);
         const Finish finish = {at<const float>(bias), scale, at<const float>(other), relu};
-        conv(level(), p, c, at<const float>(x), at<float>(y), finish, threads);
+        conv(level(), p, places, c, at<const float>(x), at<float>(y), finish, threads);
     }
 
     // As linear_on, for images of so many channels; `other` is a tensor to add, or none.
@@ -175,7 +175,9 @@ struct Layer {
             if (!view(other, also) || also.ndim != 4 || !std::equal(shape, shape + 4, also.shape)) return nb::none();
             more = also.floats();
         }
-        return make(in, shape, [&](float *out) { conv(level(), p, c, in.floats(), out, {added, scale, more, relu}, threads); });
+        return make(in, shape, [&](float *out) {
+            conv(level(), p, places, c, in.floats(), out, {added, scale, more, relu}, threads);
+        });
     }
 
     void dense_to(uintptr_t out) const {

@@ -64,7 +64,7 @@ Program::Program(const Level &level, int64_t memory, std::vector<int64_t> sizes)
 
 void Program::conv(const Packed &p, const Conv &c, const Finish &f, Place in, Place out, const Place *other) {
     Step step = {Kind::conv, in, out, other ? *other : in, other != nullptr, {}, {}, nullptr};
-    step.job.reset(new ConvJob(level_, p, c, f, true));
+    step.job.reset(new ConvJob(level_, p, c, f, nullptr));
     work_ += step.job->work();
     steps_.push_back(std::move(step));
 }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <vector>
 
 #include "format.h"
 
@@ -17,17 +18,23 @@ struct Finish {
     bool relu;
 };
 
-// Where the input of each weight lies in a tile, counted in its segment of columns: two bytes for each weight. Kept from
-// the second batch on, for layers that stay in a cache; null otherwise.
+// Where the input of each weight lies in a tile: two bytes for each weight, of a layer small enough to stay in a cache.
+// Kept from the second call on, for the columns of that call; null otherwise.
 class Places {
   public:
-    const uint16_t *of(const Level &, const Packed &, const Columns &);
+    // `count`: entries of columns.base, or of columns.table.
+    const uint16_t *of(const Level &, const Packed &, const Columns &columns, int64_t count);
 
   private:
+    struct Kept {
+        std::vector<uint32_t> columns;
+        uint32_t stride;
+        std::vector<uint16_t> at;
+    };
     struct One {
         std::atomic<bool> asked{false};
-        std::atomic<const uint16_t *> at{nullptr};
-        ~One() { delete[] at.load(); }
+        std::atomic<const Kept *> kept{nullptr};
+        ~One() { delete kept.load(); }
     };
     One each_[3];  // by the width of a register
 };
@@ -59,7 +66,7 @@ struct Conv {
 // y (batch x rows x out_height x out_width) from x (batch x channels x height x width). The packed columns stand as
 // (block of `bank` channels, tap, channel in the block), or, where a bank is wider than all channels, as (tap, channel).
 // An input whose padding is the convolution's is read in place, where its stride is one and its weights are few.
-void conv(const Level &, const Packed &, const Conv &, const float *x, float *y, const Finish &, int threads);
+void conv(const Level &, const Packed &, Places &, const Conv &, const float *x, float *y, const Finish &, int threads);
 
 }  // namespace kernels
 }  // namespace prunus
