@@ -12,8 +12,9 @@ from torch.nn.utils import prune as torch_prune
 
 import prunus
 from prunus.errors import BadInput
-from prunus.sparse import BalancedLinear, SparseConv2d, compress, explain
+from prunus.sparse import BalancedLinear, SparseConv2d, _compress, compress, explain
 from prunus.sparse._graph import batch_norm_pairs
+from prunus.sparse._measure import Timing
 
 
 def close(a: torch.Tensor, b: torch.Tensor) -> None:
@@ -90,6 +91,37 @@ def test_what_does_not_gain_stays() -> None:
     assert 0 < rows["layers.0"].share_of_limit < 1.5
     assert rows["layers.0"].shape == (1, 512)
     assert rows["layers.1"].format == "dense"
+
+
+def test_a_gain_must_be_larger_than_the_cost_of_a_call() -> None:
+    for dense, ours, sure, likely in (
+        (1e-3, 0.9e-3, True, True),
+        (1e-3, 0.99e-3, False, False),
+        (10e-6, 9e-6, False, True),
+        (10e-6, 5e-6, True, True),
+        (10e-6, 20e-6, False, False),
+    ):
+        timing = Timing(dense, ours, (1, 8))
+        assert (timing.gains, timing.may_gain) == (sure, likely)
+
+
+@pytest.mark.parametrize("fuse", (False, True))
+def test_layers_that_may_gain_are_judged_inside_the_model(fuse: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The copy that is slower as a whole is dropped, whichever it is, and what is left computes the same."""
+    model = nn.Sequential(nn.Linear(32, 48), nn.ReLU(), nn.Linear(48, 32), nn.ReLU(), nn.Linear(32, 16)).eval()
+    prunus.prune(model, 0.5, pattern="balanced:16")
+    x = torch.randn(2, 32, generator=torch.Generator().manual_seed(41))
+    gains = iter((1e-6, 8e-6, 9.9e-6) * 2)  # sure, perhaps, perhaps
+    monkeypatch.setattr(_compress, "compare", lambda *_, **__: Timing(10e-6, next(gains), (2, 32)))
+    for seconds, packed in (([1.0, 2.0], 1), ([2.0, 1.0], 3)):
+        monkeypatch.setattr(
+            _compress, "in_turn", lambda runs, seconds=seconds: [run() is None for run in runs] and seconds
+        )
+        fast = compress(model, example=x, fuse=fuse)
+        assert sum(row.format != "dense" for row in explain(fast)) == packed
+        assert sum(isinstance(module, BalancedLinear) for module in fast.modules()) == packed
+        with torch.no_grad():
+            torch.testing.assert_close(fast(x), model(x), rtol=1e-4, atol=1e-5)
 
 
 def test_the_decision_can_be_overridden() -> None:

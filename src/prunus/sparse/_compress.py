@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from prunus.sparse._channels import remove_channels
 from prunus.sparse._explain import make_row
 from prunus.sparse._geometry import Geometry
 from prunus.sparse._graph import batch_norm_pairs, folded
-from prunus.sparse._measure import Timing, compare
+from prunus.sparse._measure import Timing, compare, in_turn
 from prunus.sparse._modules import BalancedLinear, PackedModule, SparseConv2d, check_order
 from prunus.sparse._packed import KINDS
 from prunus.sparse._plan import Plan, describe, install
@@ -64,7 +65,7 @@ def compress(
     shapes, foreign = _shapes(work, layers, example)
     norms = batch_norm_pairs(work)
     orders = _orders(permutations, layers)
-    plan, modules = Plan(fused=fuse, shapes=shapes_left), dict[str, nn.Module]()
+    held, tried = _bytes(work), list[_Tried]()
     for name, layer in layers.items():
         decision = wanted.get(name, "always" if select == "always" else "measured")
         weights = [parameter for parameter in layer.parameters() if parameter.dim() > 1]
@@ -72,18 +73,49 @@ def compress(
         sparsity = 1 - sum(int(weight.count_nonzero()) for weight in weights) / max(1, total)
         hopeless = sparsity < LEAST_SPARSITY and (total > SMALL or name not in norms)
         if decision == "never" or name in foreign or (decision == "measured" and hopeless):
-            plan.rows.append(make_row(name, layer, None, None))
+            tried.append(_Tried(name, layer, None, None, False, False))
             continue
         packed = _replacement(name, layer, norms, work, dtype, orders.get(name))
         norm = work.get_submodule(norms[name]) if name in norms else None
-        timing = _time(layer, norm, packed, shapes.get(name), sparsity)
-        if decision == "measured" and not timing.gains:
-            plan.rows.append(make_row(name, layer, None, timing))
+        timing = _time(layer, norm, packed, shapes.get(name), sparsity, held - _bytes(layer))
+        sure = decision == "always" or timing.gains
+        tried.append(_Tried(name, layer, packed, timing, sure, sure or timing.may_gain))
+    if example is None or all(one.sure == one.likely for one in tried):
+        return _finish(work, tried, norms, Plan(fused=fuse, shapes=shapes_left), [one.sure for one in tried])
+    # Layers whose gain is a few microseconds: with them or without, as the whole model runs faster.
+    other = copy.deepcopy(work), [replace(one, packed=copy.deepcopy(one.packed)) for one in tried]
+    without = _finish(*other, norms, Plan(fused=fuse, shapes=shapes_left), [one.sure for one in tried])
+    inside = _finish(work, tried, norms, Plan(fused=fuse, shapes=shapes_left), [one.likely for one in tried])
+    arguments = example if isinstance(example, tuple) else (example,)
+    with torch.no_grad():
+        seconds = in_turn([lambda: without(*arguments), lambda: inside(*arguments)])
+    return inside if seconds[1] < seconds[0] else without
+
+
+@dataclass(frozen=True)
+class _Tried:
+    """A layer, what could replace it, and whether that gains for sure, or perhaps."""
+
+    name: str
+    layer: nn.Module
+    packed: nn.Module | None
+    timing: Timing | None
+    sure: bool
+    likely: bool
+
+
+def _finish(
+    work: nn.Module, tried: Sequence[_Tried], norms: Mapping[str, str], plan: Plan, chosen: Sequence[bool]
+) -> nn.Module:
+    modules: dict[str, nn.Module] = {}
+    for one, taken in zip(tried, chosen):
+        packed = one.packed if taken else None
+        plan.rows.append(make_row(one.name, one.layer, packed, one.timing))
+        if packed is None:
             continue
-        modules[name] = packed
-        plan.layers[name] = describe(packed)
-        plan.folded += [norms[name]] if name in norms else []
-        plan.rows.append(make_row(name, layer, packed, timing))
+        modules[one.name] = packed
+        plan.layers[one.name] = describe(packed)
+        plan.folded += [norms[one.name]] if one.name in norms else []
     return install(work, plan, modules)
 
 
@@ -213,8 +245,17 @@ def _replacement(
         raise BadInput(f"Layer {name!r} cannot be packed. {error}") from error
 
 
+def _bytes(module: nn.Module) -> int:
+    return sum(parameter.nbytes for parameter in module.parameters())
+
+
 def _time(
-    layer: nn.Module, norm: nn.Module | None, packed: nn.Module, shape: tuple[int, ...] | None, sparsity: float
+    layer: nn.Module,
+    norm: nn.Module | None,
+    packed: nn.Module,
+    shape: tuple[int, ...] | None,
+    sparsity: float,
+    around: int,
 ) -> Timing:
     """Measured for the shape the layer sees; without an example, for a batch of 8, 16 x 16 pixels or 16 steps.
 
@@ -236,4 +277,4 @@ def _time(
     formats = tuple((part.bank, tuple(part.values.shape), part.values.dtype) for part in parts)
     permuted = getattr(packed, "permutation", None) is not None
     key = (kind, norm is None, formats, permuted, round(sparsity, 2))
-    return compare(layer if norm is None else nn.Sequential(layer, norm), packed, shape, key)
+    return compare(layer if norm is None else nn.Sequential(layer, norm), packed, shape, key, around)

@@ -1,4 +1,8 @@
-"""Dense against packed, measured in turn for the shapes a layer really sees. Results are kept for the process."""
+"""Dense against packed, measured in turn for the shapes a layer really sees. Results are kept for the process.
+
+Inside a model the other layers push a layer's weights out of the near caches between two calls, and a packed layer that
+wins with warm caches may lose with cold ones. So as many bytes are read between calls as the model holds around it.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +18,8 @@ from torch import nn
 from prunus.sparse._packed import kernels
 
 NOISE = 0.03  # a layer must gain at least this much to be replaced
+CALL = 4e-6  # and so many seconds: between other code a packed layer's call costs more than in a loop
+NEAR, FAR = 1 << 18, 1 << 22  # bytes around a layer: fewer leave its caches warm, more make no difference
 
 
 @dataclass(frozen=True)
@@ -30,25 +36,54 @@ class Timing:
 
     @property
     def gains(self) -> bool:
-        return self.ours < (1 - NOISE) * self.dense
+        return self.ours + CALL < (1 - NOISE) * self.dense
+
+    @property
+    def may_gain(self) -> bool:
+        """Whether it would but for the cost of a call, which depends on what runs before and after."""
+        return self.ours - CALL < (1 - NOISE) * self.dense
 
 
 _known: dict[Any, Timing] = {}
 
 
-def compare(dense: nn.Module, ours: nn.Module, shape: tuple[int, ...], key: Any = None) -> Timing:
-    """Times of both modules on the same random input; `key` finds an earlier measurement of the same pair of kinds."""
+def compare(dense: nn.Module, ours: nn.Module, shape: tuple[int, ...], key: Any = None, around: int = 0) -> Timing:
+    """Times of both modules on the same random input, in a model with `around` bytes of other weights.
+
+    `key` finds an earlier measurement of the same pair of kinds.
+    """
     level = kernels().level() if kernels() is not None else "torch"
-    full_key = (key, shape, torch.get_num_threads(), level)
+    around = 0 if around < NEAR else 1 << (min(around, FAR).bit_length() - 1)
+    full_key = (key, shape, torch.get_num_threads(), level, around)
     if key is not None and full_key in _known:
         return _known[full_key]
     x = torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float32)
     with torch.no_grad():
-        seconds = in_turn([lambda: dense(x), lambda: ours(x)])
+        runs = [lambda: dense(x), lambda: ours(x)]
+        seconds = one_by_one(runs, around) if around else in_turn(runs)
     timing = Timing(seconds[0], seconds[1], shape)
     if key is not None:
         _known[full_key] = timing
     return timing
+
+
+def one_by_one(runs: list[Callable[[], Any]], around: int, most: int = 31, budget: float = 0.05) -> list[float]:
+    """Median seconds of single calls, taken in turn, with `around` other bytes read before each."""
+    other, clock = torch.zeros(around // 4), _clock()
+    for run in runs:
+        run()
+    start = clock()
+    for run in runs:
+        run()
+    repeats = max(5, min(most, round(budget / max(clock() - start, 1e-7))))
+    samples: list[list[float]] = [[] for _ in runs]
+    for _ in range(repeats):
+        for number, run in enumerate(runs):
+            other.sum()
+            start = clock()
+            run()
+            samples[number].append(clock() - start)
+    return [statistics.median(values) for values in samples]
 
 
 def in_turn(runs: list[Callable[[], Any]], repeats: int = 9, least: float = 5e-4) -> list[float]:
@@ -61,8 +96,7 @@ def samples_in_turn(runs: list[Callable[[], Any]], repeats: int, least: float) -
 
     On one thread it is the processor's time, which does not count moments when others run; with more, the clock's.
     """
-    clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
-    calls = []
+    clock, calls = _clock(), []
     for run in runs:
         run()
         start = clock()
@@ -76,3 +110,7 @@ def samples_in_turn(runs: list[Callable[[], Any]], repeats: int, least: float) -
                 run()
             samples[number].append((clock() - start) / calls[number])
     return samples
+
+
+def _clock() -> Callable[[], float]:
+    return time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
