@@ -128,7 +128,7 @@ def _cards(panel: Panel) -> list[tuple[str, str, str]]:
 
 
 def _time(microseconds: float) -> str:
-    return f"{microseconds:.0f} µs" if microseconds < 2000 else f"{microseconds / 1000:.1f} ms"
+    return f"{microseconds:.0f} µs" if microseconds < 1000 else f"{microseconds / 1000:.1f} ms"
 
 
 def _size(count: float) -> str:
