@@ -33,9 +33,10 @@ def run(quick: bool) -> list[dict[str, Any]]:
     batches = [1, 8, 64] if quick else [1, 8, 64, 256]
     cells = [(*shape, 0.9, batch) for shape in shapes for batch in batches]
     cells += [(1024, 1024, sparsity, batch) for sparsity in (0.5, 0.75, 0.95) for batch in ([64] if quick else batches)]
+    weights = {kind: balanced(*kind) for kind in {cell[:3] for cell in cells}}
     repeats = 5 if quick else 15
 
     def measure() -> list[Result]:
-        return [bench_linear(balanced(*cell[:3]), cell[3], peers=PEERS, repeats=repeats) for cell in cells]
+        return [bench_linear(weights[cell[:3]], cell[3], peers=PEERS, repeats=repeats) for cell in cells]
 
     return quietest(measure, 1 if quick else 3)

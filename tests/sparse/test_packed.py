@@ -12,7 +12,7 @@ from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from prunus.errors import BadInput
-from prunus.sparse import BalancedLinear, SparseConv2d, pack
+from prunus.sparse import BalancedLinear, SparseConv2d, compress, pack
 from prunus.sparse._ops import PERMUTE, TILE, run_linear
 from prunus.sparse._packed import BANKS, Packed, _content_problem, _pack_plain, kernels
 from support import scale
@@ -409,20 +409,33 @@ def test_weights_too_large_for_bfloat16_and_layers_without_columns() -> None:
             pack(wrong)
 
 
-@pytest.mark.parametrize("kind", ("linear", "conv2d"))
-def test_modes_of_torchs_dispatcher_see_the_operator(kind: str) -> None:
-    layer = (
-        BalancedLinear.from_dense(torch.nn.Linear(48, 20))
-        if kind == "linear"
-        else SparseConv2d.from_dense(torch.nn.Conv2d(16, 20, 3))
-    )
-    x = torch.randn(3, 48) if kind == "linear" else torch.randn(1, 16, 5, 5)
+def layer_of(kind: str) -> tuple[torch.nn.Module, torch.Tensor]:
+    if kind == "linear":
+        return BalancedLinear.from_dense(torch.nn.Linear(48, 20)), torch.randn(3, 48)
+    x, conv = torch.randn(1, 16, 7, 7), torch.nn.Conv2d(16, 16, 3)
+    if kind == "conv2d":
+        return SparseConv2d.from_dense(conv), x
+    model = torch.nn.Sequential(conv, torch.nn.ReLU(), torch.nn.Conv2d(16, 16, 3)).eval()
+    return compress(model, example=x, select="always", fuse=True), x
+
+
+@pytest.mark.parametrize("kind", ("linear", "conv2d", "region"))
+def test_whoever_watches_operators_sees_them(kind: str) -> None:
+    """Modes of the dispatcher and transforms, for single layers and for runs of them that are one native call."""
+    layer, x = layer_of(kind)
     with torch.no_grad():
+        expected = layer(x)
         graph = make_fx(lambda t: layer(t) + 1)(x)
-        assert f"prunus.sparse_{kind}" in graph.code
+        assert f"prunus.sparse_{'conv2d' if kind == 'region' else kind}" in graph.code
         torch.testing.assert_close(graph(2 * x), layer(2 * x) + 1)
         with FakeTensorMode(allow_non_fake_inputs=True):  # where a real tensor becomes a fake one
             assert isinstance(layer(x), FakeTensor)
+        torch.testing.assert_close(torch.vmap(layer)(x[None])[0], expected, rtol=1e-4, atol=1e-5)
+        _, tangent = torch.func.jvp(layer, (x,), (x,))
+        bias = layer(torch.zeros_like(x))
+    if kind != "region":  # linear in x
+        torch.testing.assert_close(tangent, expected - bias, rtol=1e-4, atol=1e-5)
+    assert bool(tangent.any())
 
 
 def test_scales_that_move_are_seen() -> None:

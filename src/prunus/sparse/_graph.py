@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional
 
-from prunus.sparse._modules import BalancedLinear, PackedModule, SparseConv2d
+from prunus.sparse._modules import BalancedLinear, PackedModule, SparseConv2d, watched
 from prunus.sparse._region import with_regions
 
 _RELU_FUNCTIONS = (functional.relu, torch.relu, torch.relu_)
@@ -84,9 +84,7 @@ class FusedGraph(fx.GraphModule):
 def _quick_or(plain: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(plain)
     def forward(self: FusedGraph, *args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling() or torch.is_grad_enabled() or torch.jit.is_tracing():
-            return plain(self, *args, **kwargs)
-        if not all(type(x) is Tensor for x in args):
+        if torch.is_grad_enabled() or watched() or not all(type(x) is Tensor for x in args):
             return plain(self, *args, **kwargs)
         kind = type(self)
         if kind._quick is None:

@@ -27,6 +27,14 @@ def transformed() -> bool:
     return peek_interpreter_stack() is not None or forward_ad._current_level >= 0
 
 
+def watched() -> bool:
+    """Whether torch compiles, traces or transforms what runs, or a mode wants to see operators.
+
+    Kernels are then not called directly: nothing of torch would know.
+    """
+    return torch.compiler.is_compiling() or _is_tracing() or transformed() or _len_torch_dispatch_stack() > 0
+
+
 def uncast(x: Any) -> Any:
     """Packed layers compute in float32: what autocast narrowed before them is widened again."""
     return x.float() if torch.is_autocast_enabled("cpu") and isinstance(x, Tensor) and x.is_floating_point() else x
@@ -39,7 +47,7 @@ def check_order(permutation: Tensor, columns: int) -> None:
         raise BadInput(f"A permutation of {columns} columns must name each of them once.")
 
 
-def _where(packed: Packed) -> tuple[int, int, int]:
+def _addresses(packed: Packed) -> tuple[int, int, int]:
     scale = packed.scale
     return packed.values.data_ptr(), packed.index.data_ptr(), 0 if scale is None else scale.data_ptr()
 
@@ -70,20 +78,18 @@ class PackedModule(nn.Module):
         view, buffers = self._view, self._buffers
         values, index, scale = buffers["values"], buffers["index"], buffers["scale"]
         same = view is not None and view.values is values and view.index is index and view.scale is scale
-        if same and self._where == _where(view):  # type: ignore[arg-type]
+        if same and self._where == _addresses(view):  # type: ignore[arg-type]
             return view  # type: ignore[return-value]
         view = Packed(self.rows, self.cols, self.bank, *(getattr(self, field) for field in _FIELDS))
-        self._view, self._where = view, _where(view)
+        self._view, self._where = view, _addresses(view)
         return view
 
     def tensors(self) -> list[Tensor]:
         return [tensor for field in _FIELDS if (tensor := getattr(self, field)) is not None]
 
     def plain(self, x: Any) -> bool:
-        """Whether the kernel may be called at once: a tensor, nothing traced or transformed, no gradient wanted."""
-        if type(x) is not Tensor or torch.compiler.is_compiling() or _is_tracing() or transformed():
-            return False
-        if _len_torch_dispatch_stack():  # a mode that wants to see operators
+        """Whether the kernel may be called at once: a tensor, nobody watching, no gradient wanted."""
+        if type(x) is not Tensor or watched():
             return False
         if not torch.is_grad_enabled():
             return True

@@ -14,10 +14,9 @@ constexpr int64_t sums_bytes = 384 << 10;  // sums that stay at hand: most of a 
 constexpr int64_t tiles_together = 6;      // that share what is decoded
 constexpr int64_t chunk_slots = 1024, chunk_groups = 128;  // decoded at once, at most
 constexpr int64_t segment_columns = 4096;  // whose places fit 16 bits
-
-int64_t banks_in_segment(const Packed &p) { return std::max<int64_t>(1, segment_columns / p.bank); }
-
 constexpr int64_t work_per_thread = 100000;  // multiply-adds below which a second thread costs more than it brings
+
+int64_t banks_in_segment(const Packed &p) { return segment_columns / p.bank; }
 
 int useful_threads(const Packed &p, int64_t samples, int threads) {
     const int64_t work = p.slot_start[p.groups] * lanes * samples;
@@ -227,8 +226,8 @@ bool permutes(const Level &level, const Packed &p, int64_t batch) {
     return p.bank == 16 || p.schedule_start[0] == p.schedule_start[p.groups - 1];
 }
 
-void linear(const Level &level, const Packed &p, Places &places, const float *x, int64_t ldx, int64_t batch, float *y, const Finish &f,
-            int threads, Choice choice) {
+void linear(const Level &level, const Packed &p, Places &places, const float *x, int64_t ldx, int64_t batch, float *y,
+            const Finish &f, int threads, Choice choice) {
     if (batch == 0 || p.rows == 0) return;
     const bool can = p.bank <= level.permute_bank;
     if (choice == Choice::automatic ? permutes(level, p, batch) : choice == Choice::permute && can)
