@@ -12,7 +12,11 @@ from collections.abc import Sequence
 
 COMMANDS = {
     "prune": "Set the least important weights of a network to zero, and say what that costs.",
+    "reconstruct": "Prune a network and adjust what stays, so that its outputs stay.",
+    "distil": "Train a pruned network to answer as the original does.",
+    "shrink": "Remove channels, heads and neurons: a smaller ordinary network.",
     "certify": "Bound how far a pruned network can be from the original.",
+    "equivalent": "Decide whether two networks agree on a whole box of inputs.",
     "plan": "Find the largest pruning whose certified error stays within a budget.",
     "compress": "Make a pruned network fast and small, and save it.",
     "bench": "Time dense and sparse layers or a whole network, side by side.",
