@@ -46,6 +46,7 @@ _ROOMS = (
     "contract",
     "data",
     "errors",
+    "graph",
     "models",
     "operators",
     "private",
