@@ -71,7 +71,11 @@ def __getattr__(name: str) -> Any:
     elif name in _ROOMS:
         value = importlib.import_module(f"prunus.{name}")
     else:
-        raise AttributeError(f"module 'prunus' has no attribute {name!r}")
+        import difflib
+
+        close = difflib.get_close_matches(name, __all__, n=1)
+        hint = f"; did you mean {close[0]!r}?" if close else ""
+        raise AttributeError(f"module 'prunus' has no attribute {name!r}{hint}", name=name, obj=None)
     globals()[name] = value
     return value
 

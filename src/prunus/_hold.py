@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from prunus.errors import BadInput
 
 if TYPE_CHECKING:
-    from prunus.contract import Masks
+    from prunus.masks import Masks
 
 
 class Hold:

@@ -24,7 +24,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load as read_tensors
 from safetensors.numpy import save as write_tensors
 
-from prunus.contract import Masks
+from prunus.masks import Masks
 from prunus.errors import BadFile
 from prunus.files import in_order, replace_file
 

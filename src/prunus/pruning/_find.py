@@ -32,15 +32,32 @@ def find_masks(
     loss: Callable[[Tensor, Tensor], Tensor] | None = None,
     seed: int = 0,
 ) -> Masks:
-    """Which weights stay. The model is not touched.
+    """Choose which weights are kept. The model is not changed.
 
-    sparsity     fraction of zeros among the prunable weights that are not excluded, or {layer: fraction} with names
-                 (or globs) of layers or parameters; layers not named are then left alone
-    score        "magnitude", "random", "random-with-replacement", "snip", "grasp", "synflow", "wanda", or a function
-    pattern      "unstructured", "balanced:B", "N:M", "kernels", "channels", "blocks:RxC", or a pattern object
-    allocation   "uniform", "global", "erk", "lamp", or a function
-    exclude      names and globs of parameters or modules that are never pruned
-    data, loss   what data-driven scores look at; the loss is cross-entropy unless given
+    Args:
+        model: Any module with prunable weights.
+        sparsity: Fraction of zeros among the prunable weights that are not excluded, or {layer: fraction} with names or
+            globs of layers or parameters; layers that are not named are then left alone.
+        score: "magnitude", "random", "random-with-replacement", "snip", "grasp", "synflow", "wanda", or a function.
+        pattern: "unstructured", "balanced:B", "N:M", "kernels", "channels", "blocks:RxC", or a pattern object.
+        allocation: "uniform", "global", "erk", "lamp", or a function.
+        exclude: Names and globs of parameters or modules that are never pruned.
+        data: Batches of (inputs, labels), for the scores that need them.
+        loss: Loss of (outputs, labels) for those scores; cross-entropy unless given.
+        seed: Seed of every random choice.
+
+    Returns:
+        The masks, one for each pruned weight tensor.
+
+    Raises:
+        BadInput: A name is unknown, a sparsity is out of range, a pattern does not fit a layer, or a score needs data.
+
+    Example:
+        >>> import prunus
+        >>> model = prunus.models.make("fc:64-32-10", seed=0)
+        >>> masks = prunus.find_masks(model, 0.75, pattern="balanced:16", exclude=("layers.1",))
+        >>> masks.sparsity
+        0.75
     """
     rule, shape, share = scores.parse(score), patterns.parse(pattern), allocations.parse(allocation)
     weights = _not_excluded(prunable_weights(model), exclude)
@@ -58,9 +75,55 @@ def find_masks(
     return Masks.adopt({name: mask.to(weights[name].parameter.device) for name, mask in chosen.items()}, notes)
 
 
-def prune(model: nn.Module, sparsity: Sparsity, **options: Any) -> Masks:
-    """`find_masks`, then set what the masks drop to zero in place. Takes the same options; returns the masks."""
-    masks = find_masks(model, sparsity, **options)
+def prune(
+    model: nn.Module,
+    sparsity: Sparsity,
+    *,
+    score: str | Score = "magnitude",
+    pattern: str | Pattern = "unstructured",
+    allocation: str | Allocation = "uniform",
+    exclude: Iterable[str] = (),
+    data: Any = None,
+    loss: Callable[[Tensor, Tensor], Tensor] | None = None,
+    seed: int = 0,
+) -> Masks:
+    """Choose which weights are kept and set the others to zero, in place: `find_masks`, then `Masks.apply_`.
+
+    Args:
+        model: Any module with prunable weights; it is changed.
+        sparsity: As in `find_masks`, like all the following.
+        score: How weights are ranked.
+        pattern: Which sets of zeros are allowed.
+        allocation: How many zeros each layer gets.
+        exclude: Names and globs that are never pruned.
+        data: Batches, for the scores that need them.
+        loss: Loss for those scores.
+        seed: Seed of every random choice.
+
+    Returns:
+        The masks.
+
+    Raises:
+        BadInput: As in `find_masks`; the model is unchanged then.
+
+    Example:
+        >>> import torch, prunus
+        >>> layer = torch.nn.Linear(16, 4)
+        >>> masks = prunus.prune(layer, 0.5, pattern="2:4")
+        >>> int((layer.weight == 0).sum())
+        32
+    """
+    masks = find_masks(
+        model,
+        sparsity,
+        score=score,
+        pattern=pattern,
+        allocation=allocation,
+        exclude=exclude,
+        data=data,
+        loss=loss,
+        seed=seed,
+    )
     masks.apply_(model)
     return masks
 
