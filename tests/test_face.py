@@ -79,7 +79,7 @@ def test_each_name_is_the_object_the_stub_speaks_of(name: str) -> None:
 
 
 def test_a_misspelt_name_is_an_error_with_a_hint() -> None:
-    with pytest.raises(AttributeError, match="'find_mask'.*find_masks"):
+    with pytest.raises(AttributeError, match=r"'find_mask'.*find_masks"):
         prunus.find_mask  # noqa: B018
 
 

@@ -34,6 +34,6 @@ pip="$venv/bin/pip --disable-pip-version-check -qq"
 echo "Setting up $venv (torch and the compiled kernels; a few minutes the first time)" >&2
 $pip install "scikit-build-core>=0.10" "nanobind>=2.4" "cmake>=3.26" ninja
 extras=""
-[ "$kind" = test ] && extras="[test,check,private,dp,export,cluster,parquet]"
+[ "$kind" = test ] && extras="[test,check,docs,wheel,private,dp,export,cluster,parquet,federated,lightning,transformers,tensorboard]"
 $pip install --no-build-isolation -c constraints.txt -e ".$extras"
 echo "$key" >"$stamp"

@@ -24,9 +24,9 @@ from safetensors import SafetensorError
 from safetensors.numpy import load as read_tensors
 from safetensors.numpy import save as write_tensors
 
-from prunus.masks import Masks
 from prunus.errors import BadFile
 from prunus.files import in_order, replace_file
+from prunus.masks import Masks
 
 FORMAT, VERSION = "prunus.masks", "1"
 
