@@ -15,11 +15,11 @@ from torch.utils.data import TensorDataset
 
 import prunus.models
 from benchmarks.harness import interleave, median, ratios, spread
+from prunus.layers import prunable_weights
 from prunus.select import drop_smallest
 from prunus.training import FitConfig, Run, TicketOptions
 from prunus.training.popup import Popup
 from prunus.training.tickets import freeze
-from prunus.weights import prunable_weights
 
 
 def _data(count: int) -> TensorDataset:

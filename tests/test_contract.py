@@ -16,7 +16,7 @@ from support.networks import MAKERS, Tied, network
 
 def random_masks(model: nn.Module, density: float = 0.5, seed: int = 0) -> Masks:
     generator = torch.Generator().manual_seed(seed)
-    from prunus.weights import prunable_weights
+    from prunus.layers import prunable_weights
 
     return Masks({n: torch.rand(w.shape, generator=generator) < density for n, w in prunable_weights(model).items()})
 

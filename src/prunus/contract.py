@@ -21,8 +21,8 @@ import torch
 from torch import Tensor, nn
 
 from prunus.errors import BadInput
+from prunus.layers import Weight
 from prunus.masks import LayerRow, Masks
-from prunus.weights import Weight
 
 __all__ = [
     "Allocation",
@@ -68,12 +68,14 @@ class ScoreContext:
     loss: Callable[[Tensor, Tensor], Tensor] | None = None
     seed: int = 0
 
-    def generator(self, salt: int = 0) -> torch.Generator:
-        """A new generator that depends on the seed and on `salt` only."""
+    def draw_seed(self, salt: int = 0) -> int:
+        """A seed of its own for each `salt`."""
         # Far from any seed a person gives: a model drawn with the same seed must not be drawn with the same numbers.
-        return torch.Generator().manual_seed(
-            (self.seed * 1_000_003 + salt + 0x5DEE_CE66_D1CE_4E5B) & 0x7FFF_FFFF_FFFF_FFFF
-        )
+        return (self.seed * 1_000_003 + salt + 0x5DEE_CE66_D1CE_4E5B) & 0x7FFF_FFFF_FFFF_FFFF
+
+    def generator(self, salt: int = 0) -> torch.Generator:
+        """A generator of its own for each `salt`; all draws of a score come from these."""
+        return torch.Generator().manual_seed(self.draw_seed(salt))
 
 
 Score = Callable[[ScoreContext], Mapping[str, Tensor]]

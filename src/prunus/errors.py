@@ -15,6 +15,10 @@ class PrunusError(Exception):
     """Base of all errors raised on purpose."""
 
 
+class PrunusWarning(UserWarning):
+    """Something was left out or done in another way than one might expect; the message says what."""
+
+
 class BadInput(PrunusError, ValueError):
     """An argument, name, file or model that cannot be used as given."""
 

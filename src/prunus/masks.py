@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from prunus.errors import BadInput
-from prunus.weights import named_parameters, plain_name, plain_names, prunable_weights
+from prunus.layers import named_parameters, plain_name, plain_names, prunable_weights
 
 if TYPE_CHECKING:
     from prunus._hold import Hold

@@ -12,7 +12,7 @@ from torch import nn
 
 import prunus
 from prunus.errors import BadInput, UnknownName
-from prunus.weights import prunable_weights
+from prunus.layers import prunable_weights
 from support import scale
 from support.networks import MAKERS, network
 

@@ -60,9 +60,10 @@ def test_random_networks(name: str, options: dict[str, str]) -> None:
         assert torch.isfinite(model(**inputs).logits).all()
 
 
-def test_the_tied_embedding_of_a_llama_has_one_mask() -> None:
+def test_the_tied_embedding_of_a_llama_is_dense_unless_named_and_has_one_mask() -> None:
     model, _ = llama()
-    masks = prunus.find_masks(model, 0.5)
+    assert not any("embed_tokens" in name or "lm_head" in name for name in prunus.find_masks(model, 0.5))
+    masks = prunus.find_masks(model, {"lm_head": 0.5, "*layers*": 0.5})
     assert sum("embed_tokens" in name or "lm_head" in name for name in masks) == 1
 
 

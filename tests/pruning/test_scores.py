@@ -6,8 +6,8 @@ from torch import nn
 
 import prunus
 from prunus.contract import ScoreContext
+from prunus.layers import prunable_weights
 from prunus.pruning import scores
-from prunus.weights import prunable_weights
 from support.networks import network
 
 

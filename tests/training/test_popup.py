@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 from prunus.errors import BadInput
+from prunus.layers import prunable_weights
 from prunus.training import Callback, FitConfig, Ramp, Run, TicketOptions
 from prunus.training.popup import Popup, mask_of, number_pruned, redraw_of
-from prunus.weights import prunable_weights
 from support.training import digits, fc
 
 

@@ -22,8 +22,8 @@ from prunus.certificates._judges import OnData, PlanSettings, judge_of
 from prunus.certificates.domains import Domain
 from prunus.contract import Masks, Pattern, Score
 from prunus.errors import BadInput
+from prunus.layers import prunable_weights
 from prunus.pruning import find_masks
-from prunus.weights import prunable_weights
 
 
 @dataclass(frozen=True)

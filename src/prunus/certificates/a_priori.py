@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from prunus.contract import whole
 from prunus.errors import BadInput, UnknownName
+from prunus.layers import prunable_weights
 from prunus.operators import matrix_norm
 from prunus.theory import closeness, matrices, order_statistics
-from prunus.weights import prunable_weights
 
 _LAWS = ("uniform", "normal")
 

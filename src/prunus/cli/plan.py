@@ -66,7 +66,9 @@ def plan(
 
 def _train(data: str | None, folder: Path | None, score: str) -> Any:
     """The training set, only where the score looks at it."""
-    if data is None or score not in ("snip", "grasp", "synflow", "wanda"):
+    from prunus.pruning.scores import needs_data
+
+    if data is None or not needs_data(score):
         return None
     from prunus.data import load
 

@@ -77,8 +77,9 @@ def _data(name: str | None, folder: Path | None, score: str) -> tuple[Any, Any]:
     if name is None:
         return None, None
     from prunus.data import load
+    from prunus.pruning.scores import needs_data
 
-    looks = score in ("snip", "grasp", "synflow", "wanda")
+    looks = needs_data(score)
     return load(name, split="train", folder=folder) if looks else None, load(name, split="test", folder=folder)
 
 

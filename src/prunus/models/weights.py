@@ -20,9 +20,9 @@ import torch
 from torch import Tensor, nn
 
 from prunus._by_path import describe
-from prunus.errors import BadFile, BadInput
+from prunus.errors import BadFile
+from prunus.layers import plain_names
 
-_PREFIXES = ("module.", "_orig_mod.")
 _WRAPPERS = ("state_dict", "model_state_dict", "model")
 _SHOWN = 3
 _CHECKSUM = "prunus.sha256"
@@ -38,13 +38,13 @@ def load_weights(model: nn.Module, path: str | os.PathLike[str]) -> nn.Module:
     tensors as its own.
     """
     file = Path(path)
-    found = _stripped(read_tensors(file), f"the file {file}")
-    wanted = _stripped(model.state_dict(keep_vars=True), "the model")
+    found = _plain(read_tensors(file))
+    wanted = _plain(model.state_dict(keep_vars=True))
     _match(found, wanted, file)
     ready = {name: _fitting(tensor, wanted[name], name, file) for name, tensor in found.items()}
     with torch.no_grad():
         if any(tensor.is_meta for tensor in wanted.values()):
-            long_names = {_strip(name): name for name in model.state_dict()}
+            long_names = {plain: name for name, plain in plain_names(model.state_dict()).items()}
             model.load_state_dict(
                 {long_names[name]: tensor for name, tensor in ready.items()}, strict=False, assign=True
             )
@@ -63,10 +63,7 @@ def save_weights(model: nn.Module, path: str | os.PathLike[str]) -> Path:
     from safetensors.torch import save_file
 
     file = Path(path)
-    tensors = {
-        name: tensor.detach().cpu().contiguous().clone()
-        for name, tensor in _stripped(model.state_dict(), "the model").items()
-    }
+    tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in _plain(model.state_dict()).items()}
     temporary = file.with_name(f".{file.name}.{os.getpid()}.tmp")
     try:
         save_file(tensors, temporary, metadata={_CHECKSUM: _checksum(tensors)})
@@ -160,17 +157,9 @@ def _named_tensors(content: Any, file: Path) -> dict[str, Tensor]:
     return dict(content)
 
 
-def _strip(name: str) -> str:
-    while name.startswith(_PREFIXES):
-        name = name.removeprefix(_PREFIXES[0]).removeprefix(_PREFIXES[1])
-    return name
-
-
-def _stripped(tensors: Mapping[str, _T], owner: str) -> dict[str, _T]:
-    short = {_strip(name): tensor for name, tensor in tensors.items()}
-    if len(short) < len(tensors):
-        raise BadInput(f"Two tensors of {owner} have the same name without their wrapper prefixes: rename one.")
-    return short
+def _plain(tensors: Mapping[str, _T]) -> dict[str, _T]:
+    """The tensors under the names that masks use too."""
+    return {plain: tensors[name] for name, plain in plain_names(tensors).items()}
 
 
 def _match(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor], file: Path) -> None:

@@ -85,7 +85,10 @@ def names() -> tuple[str, ...]:
 def describe(name: str) -> Entry:
     """What the zoo knows about a name; of a one-string form, with the input and outputs that its options ask for."""
     entry = _entry(name)
-    given = _check(entry, _parse(entry, name)) if ":" in name else {}
+    return _described(entry, _check(entry, _parse(entry, name)) if ":" in name else {})
+
+
+def _described(entry: Entry, given: dict[str, Any]) -> Entry:
     if "sizes" in given:
         sizes = fc.parse_sizes(given["sizes"])
         return replace(entry, input=(sizes[0],), outputs=sizes[-1])
@@ -168,6 +171,9 @@ def _from_path(path: str) -> nn.Module:
 
 def _build(entry: Entry, arguments: dict[str, Any], init: str | None) -> nn.Module:
     model = entry.build(**arguments)
+    shape = _described(entry, arguments).input
+    if shape is not None:
+        model.input_shape = shape  # type: ignore[assignment] # what example_input goes by
     return model if init is None else initialise(model, init)
 
 

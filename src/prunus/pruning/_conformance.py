@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from prunus.contract import Pattern, Score, ScoreContext, whole
 from prunus.errors import BadInput, PrunusError
+from prunus.layers import Weight, prunable_weights
 from prunus.pruning import patterns, scores
-from prunus.weights import Weight, prunable_weights
 
 Check = tuple[str, Callable[[], None]]
 
@@ -169,9 +169,8 @@ def _weight(layer: str) -> Weight:
 
 
 def _levels(pattern: Pattern) -> list[float]:
-    if isinstance(pattern, patterns.NM):
-        return [1 - pattern.n / pattern.m]
-    return [0.0, 0.3, 0.5, 0.75, 0.9, 0.95]
+    fixed = patterns.fixed_sparsity(pattern)
+    return [fixed] if fixed is not None else [0.0, 0.3, 0.5, 0.75, 0.9, 0.95]
 
 
 def _scores_of(weight: Weight, kind: str) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-import fnmatch
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from prunus.contract import Allocation, Masks, Pattern, Score, ScoreContext, check_sparsity, whole
-from prunus.errors import BadInput
+from prunus.errors import BadInput, PrunusWarning
+from prunus.layers import Weight, all_weights, listing, matches, prunable_weights, unrecognised
 from prunus.pruning import allocations, patterns, scores
 from prunus.pruning.scores import ScoreRule
 from prunus.select import drop_smallest
-from prunus.weights import Weight, plain_name, prunable_weights
 
 Sparsity = float | Mapping[str, float]
 
@@ -31,36 +31,42 @@ def find_masks(
     data: Any = None,
     loss: Callable[[Tensor, Tensor], Tensor] | None = None,
     seed: int = 0,
+    misfits: str = "error",
 ) -> Masks:
-    """Choose which weights are kept. The model is not changed.
+    """Choose which weights stay. The model is not touched.
 
     Args:
-        model: Any module with prunable weights.
-        sparsity: Fraction of zeros among the prunable weights that are not excluded, or {layer: fraction} with names or
-            globs of layers or parameters; layers that are not named are then left alone.
+        model: any module. Embeddings, and output layers tied to them, stay dense unless `sparsity` names them.
+        sparsity: fraction of zeros among the prunable weights that are not excluded, or {layer: fraction} with names
+            (or globs) of layers or parameters; layers not named are then left alone.
         score: "magnitude", "random", "random-with-replacement", "snip", "grasp", "synflow", "wanda", or a function.
         pattern: "unstructured", "balanced:B", "N:M", "kernels", "channels", "blocks:RxC", or a pattern object.
         allocation: "uniform", "global", "erk", "lamp", or a function.
-        exclude: Names and globs of parameters or modules that are never pruned.
-        data: Batches of (inputs, labels), for the scores that need them.
-        loss: Loss of (outputs, labels) for those scores; cross-entropy unless given.
-        seed: Seed of every random choice.
+        exclude: names and globs of parameters or modules that are never pruned.
+        data: what data-driven scores look at: anything that `prunus.adapters.batches` reads.
+        loss: a function of (outputs, labels); the model's own loss or cross-entropy unless given.
+        seed: of everything random.
+        misfits: what to do with layers that the pattern does not fit (depthwise convolutions, short rows): "error"
+            names them all, "skip" leaves them dense and lists them in `masks.notes["skipped"]`.
 
     Returns:
-        The masks, one for each pruned weight tensor.
+        The masks, with a record of how they were made in `notes`.
 
     Raises:
-        BadInput: A name is unknown, a sparsity is out of range, a pattern does not fit a layer, or a score needs data.
+        BadInput: if a name, the sparsity, the data or a weight cannot be used.
 
     Example:
         >>> import prunus
-        >>> model = prunus.models.make("fc:64-32-10", seed=0)
-        >>> masks = prunus.find_masks(model, 0.75, pattern="balanced:16", exclude=("layers.1",))
-        >>> masks.sparsity
-        0.75
+        >>> masks = prunus.find_masks(prunus.models.make("fc:64-32-10"), 0.9, exclude=("layers.1",))
+        >>> round(masks.sparsity, 3)
+        0.9
     """
     rule, shape, share = scores.parse(score), patterns.parse(pattern), allocations.parse(allocation)
-    weights = _not_excluded(prunable_weights(model), exclude)
+    if misfits not in ("error", "skip"):
+        raise BadInput(f'misfits must be "error" or "skip", not {misfits!r}.')
+    exclude = (exclude,) if isinstance(exclude, str) else tuple(exclude)
+    named = tuple(sparsity) if isinstance(sparsity, Mapping) else ()
+    weights = _not_excluded(model, prunable_weights(model, named), exclude)
     targets: dict[str, float] | float
     if isinstance(sparsity, Mapping):
         targets = _by_layer(weights, sparsity)
@@ -68,9 +74,14 @@ def find_masks(
     else:
         targets = check_sparsity(sparsity)
     _check_values(weights)
+    left_out = _misfits(weights, targets, shape, skip=misfits == "skip")
+    weights = {name: weight for name, weight in weights.items() if name not in left_out}
+    if isinstance(targets, dict):
+        targets = {name: targets[name] for name in weights}
     notes = {"score": rule.name, "pattern": str(shape), "sparsity": _short(targets), "seed": seed}
     if not isinstance(targets, dict):
         notes["allocation"] = allocation if isinstance(allocation, str) else getattr(share, "__name__", "function")
+    notes |= _report(model, left_out, exclude)
     chosen = _in_rounds(model, weights, targets, rule, shape, share, data, loss, seed)
     return Masks.adopt({name: mask.to(weights[name].parameter.device) for name, mask in chosen.items()}, notes)
 
@@ -86,6 +97,7 @@ def prune(
     data: Any = None,
     loss: Callable[[Tensor, Tensor], Tensor] | None = None,
     seed: int = 0,
+    misfits: str = "error",
 ) -> Masks:
     """Choose which weights are kept and set the others to zero, in place: `find_masks`, then `Masks.apply_`.
 
@@ -99,6 +111,7 @@ def prune(
         data: Batches, for the scores that need them.
         loss: Loss for those scores.
         seed: Seed of every random choice.
+        misfits: "error", or "skip" for layers that the pattern does not fit.
 
     Returns:
         The masks.
@@ -123,6 +136,7 @@ def prune(
         data=data,
         loss=loss,
         seed=seed,
+        misfits=misfits,
     )
     masks.apply_(model)
     return masks
@@ -135,42 +149,74 @@ def _short(targets: dict[str, float] | float) -> Any:
 # ------------------------------------------------------------------------------------------------------- which weights
 
 
-def _matches(name: str, glob: str) -> bool:
-    """Does a name or glob speak of this parameter, of its module, or of a module around it?"""
-    glob = plain_name(glob)
-    parts = name.split(".")
-    return any(fnmatch.fnmatchcase(".".join(parts[:end]), glob) for end in range(1, len(parts) + 1))
-
-
-def _not_excluded(weights: dict[str, Weight], exclude: Iterable[str]) -> dict[str, Weight]:
-    globs = (exclude,) if isinstance(exclude, str) else tuple(exclude)
+def _not_excluded(model: nn.Module, weights: dict[str, Weight], globs: tuple[str, ...]) -> dict[str, Weight]:
+    every, strange = all_weights(model), unrecognised(model)
     for glob in globs:
-        if not any(_matches(name, glob) for name in weights):
-            raise BadInput(
-                f"exclude names {glob!r}, which matches no prunable weight; the model has {_listing(weights)}."
-            )
-    left = {name: weight for name, weight in weights.items() if not any(_matches(name, glob) for glob in globs)}
-    if not left:
+        if not any(weight.called(glob) for weight in every.values()) and not any(matches(n, glob) for n in strange):
+            raise BadInput(f"exclude names {glob!r}, which matches no prunable weight; the model has {listing(every)}.")
+    left = {name: weight for name, weight in weights.items() if not any(weight.called(glob) for glob in globs)}
+    if left:
+        return left
+    if weights:
+        raise BadInput("There is nothing to prune: exclude covers every prunable weight.")
+    if every:
+        reason = f"the model has only embeddings ({listing(every)}), which are pruned when sparsity names them"
+    elif strange:
+        reason = f"the model's weights are of no kind that is known here ({_kinds(strange)})"
+    else:
+        reason = "the model has no prunable weights"
+    raise BadInput(f"There is nothing to prune: {reason}.")
+
+
+def _kinds(strange: Mapping[str, str]) -> str:
+    return listing((f"{name} of {kind}" for name, kind in strange.items()), 4)
+
+
+def _misfits(
+    weights: Mapping[str, Weight], targets: dict[str, float] | float, pattern: Pattern, *, skip: bool
+) -> dict[str, str]:
+    """Layers that the pattern does not fit, with the reason; refused unless they may be skipped."""
+    reasons: dict[str, str] = {}
+    for name, weight in weights.items():
+        try:
+            pattern.check(weight, targets[name] if isinstance(targets, dict) else targets)
+        except BadInput as error:
+            reasons[name] = str(error)
+    if reasons and (not skip or len(reasons) == len(weights)):
+        first = next(iter(reasons.values()))
+        if len(reasons) == 1:
+            raise BadInput(first)
         raise BadInput(
-            "There is nothing to prune: "
-            + ("exclude covers every prunable weight." if weights else "the model has no prunable weights.")
+            f'{first} The same holds for {listing(list(reasons)[1:], 20)}: exclude them, or pass misfits="skip" to '
+            "leave out what does not fit."
         )
-    return left
+    return reasons
 
 
-def _listing(weights: Iterable[str]) -> str:
-    names = list(weights)
-    return ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
+def _report(model: nn.Module, skipped: Mapping[str, str], globs: tuple[str, ...]) -> dict[str, Any]:
+    """What is left dense though nobody asked for it: in the notes, and where it is a surprise as a warning."""
+    notes: dict[str, Any] = {}
+    if skipped:
+        notes["skipped"] = list(skipped)
+    strange = {name: kind for name, kind in unrecognised(model).items() if not any(matches(name, g) for g in globs)}
+    if strange:
+        notes["unrecognised"] = list(strange)
+        warnings.warn(
+            f"Left dense, as they belong to no kind of layer that is known here: {_kinds(strange)}.",
+            PrunusWarning,
+            stacklevel=4,
+        )
+    return notes
 
 
 def _by_layer(weights: dict[str, Weight], sparsity: Mapping[str, float]) -> dict[str, float]:
     targets: dict[str, float] = {}
     for glob, value in sparsity.items():
         level = check_sparsity(value, f" of {glob!r}")
-        found = [name for name in weights if _matches(name, glob)]
+        found = [name for name in weights if weights[name].called(glob)]
         if not found:
             raise BadInput(
-                f"The sparsities name {glob!r}, which is no prunable weight; the model has {_listing(weights)}."
+                f"The sparsities name {glob!r}, which is no prunable weight; the model has {listing(weights)}."
             )
         for name in found:
             if targets.get(name, level) != level:
@@ -203,11 +249,11 @@ def _in_rounds(
     loss: Any,
     seed: int,
 ) -> dict[str, Tensor]:
-    if rule.rounds == 1:
+    if rule.rounds == 1 or patterns.fixed_sparsity(pattern) is not None:  # there is no half of the way to 2:4
         context = ScoreContext(model, weights, data, loss, seed)
         return _masks(_scored(rule, context), weights, targets, rule, pattern, allocation, seed)
     copied = copy.deepcopy(model)
-    own = prunable_weights(copied)
+    own = all_weights(copied)
     own = {name: own[name] for name in weights}
     context = ScoreContext(copied, own, data, loss, seed)
     masks: dict[str, Tensor] = {}
@@ -252,7 +298,7 @@ def _masks(
 ) -> dict[str, Tensor]:
     if isinstance(targets, dict):
         levels: Mapping[str, float] = targets
-    elif allocation is allocations.globally and isinstance(pattern, patterns.Unstructured) and rule.draws is None:
+    elif allocation is allocations.globally and _free(pattern, rule):
         total = whole(targets, sum(weight.numel for weight in weights.values()))
         return dict(zip(scored, drop_smallest(list(scored.values()), total, absolute=rule.absolute)))
     else:
@@ -261,10 +307,20 @@ def _masks(
         levels = _drawn(rule, weights, levels, pattern, seed)
     for name, weight in weights.items():
         pattern.check(weight, levels[name])
+    if rule.within_rows and isinstance(pattern, patterns.Unstructured):
+        return {
+            name: patterns.mask_by_row(scored[name], weight, levels[name], absolute=rule.absolute)
+            for name, weight in weights.items()
+        }
     return {
         name: pattern.mask(scored[name], weight, levels[name], absolute=rule.absolute)
         for name, weight in weights.items()
     }
+
+
+def _free(pattern: Pattern, rule: ScoreRule) -> bool:
+    """Whether any weight may go, wherever it stands: then one selection over all layers gives the masks."""
+    return isinstance(pattern, patterns.Unstructured) and rule.draws is None and not rule.within_rows
 
 
 def _drawn(

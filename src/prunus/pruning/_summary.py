@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from prunus.contract import Masks
-from prunus.weights import Weight, prunable_weights
+from prunus.layers import Weight, all_weights
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class LayerSummary:
 def summarise(model: nn.Module, masks: Masks, example: Any = None) -> list[LayerSummary]:
     """A row for each mask; `model` holds the weights before pruning. With an `example` input the multiply-adds too."""
     masks.parameters_of(model)
-    weights = prunable_weights(model)
+    weights = all_weights(model)
     uses = _uses(model, weights, example) if example is not None else {}
     rows = []
     for name, mask in masks.items():

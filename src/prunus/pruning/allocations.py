@@ -13,9 +13,9 @@ from torch import Tensor
 
 from prunus.contract import Allocation, Pattern, whole
 from prunus.errors import BadInput
+from prunus.layers import Weight
 from prunus.pruning._registry import Registry
 from prunus.select import drop_smallest
-from prunus.weights import Weight
 
 __all__ = ["names", "parse", "register"]
 

@@ -13,16 +13,30 @@ import math
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from prunus.contract import Pattern, whole
 from prunus.errors import BadInput, UnknownName
+from prunus.layers import Weight
 from prunus.select import drop_smallest, drop_smallest_in_banks
-from prunus.weights import Weight
 
-__all__ = ["NM", "Balanced", "Blocks", "Channels", "Kernels", "Unstructured", "parse"]
+__all__ = [
+    "NM",
+    "Balanced",
+    "Blocks",
+    "Channels",
+    "Kernels",
+    "Unstructured",
+    "bank_size",
+    "fixed_sparsity",
+    "mask_by_row",
+    "names",
+    "parse",
+    "register",
+]
 
 
 def _magnitude(scores: Tensor, absolute: bool) -> Tensor:
@@ -63,6 +77,26 @@ class Unstructured:
 
     def __str__(self) -> str:
         return "unstructured"
+
+
+def mask_by_row(scores: Tensor, weight: Weight, sparsity: float, *, absolute: bool = False) -> Tensor:
+    """Unstructured zeros chosen inside each output row, equally many in every row.
+
+    Where the count is not whole, the first rows lose one more, so that the total is exact and masks of growing sparsity
+    nest.
+    """
+    view = weight.rows(scores)
+    rows = view.reshape(view.shape[0], -1)
+    count, length = rows.shape
+    if not rows.numel():
+        return torch.ones_like(scores, dtype=torch.bool)
+    each, more = divmod(whole(sparsity, rows.numel()), count)
+    parts = [
+        drop_smallest_in_banks(part, [drops], length, absolute=absolute)
+        for part, drops in ((rows[:more], each + 1), (rows[more:], each))
+        if part.shape[0]
+    ]
+    return weight.unrows(torch.cat(parts).reshape(view.shape)).contiguous()
 
 
 @functools.lru_cache(maxsize=256)
@@ -162,9 +196,14 @@ class NM(_Banks):
     def bank(self) -> int:  # type: ignore[override]
         return self.m
 
+    @property
+    def fixed_sparsity(self) -> float:
+        """The only sparsity this pattern has."""
+        return 1 - self.n / self.m
+
     def check(self, weight: Weight, sparsity: float) -> None:
-        if abs(sparsity - (1 - self.n / self.m)) > 1e-9:
-            own = 1 - self.n / self.m
+        own = self.fixed_sparsity
+        if abs(sparsity - own) > 1e-9:
             raise BadInput(
                 f"{self} keeps {self.n} of every {self.m}, so its sparsity is {own:g}, not {sparsity:g} as asked for "
                 f"{weight.name!r}: ask for {own:g}, or take balanced:{self.m}."
@@ -243,14 +282,74 @@ class Blocks(_Units):
         return f"blocks:{self.rows}x{self.cols}"
 
 
-_FORMS: dict[str, tuple[re.Pattern[str], Callable[..., Pattern]]] = {
-    "unstructured": (re.compile("unstructured"), Unstructured),
-    "balanced:B": (re.compile(r"balanced:(\d+)"), Balanced),
-    "N:M": (re.compile(r"(\d+):(\d+)"), NM),
-    "kernels": (re.compile("kernels"), Kernels),
-    "channels": (re.compile("channels"), Channels),
-    "blocks:RxC": (re.compile(r"blocks:(\d+)x(\d+)"), Blocks),
-}
+def fixed_sparsity(pattern: str | Pattern) -> float | None:
+    """The one sparsity a pattern has, as 2:4 has 0.5; None where any can be asked for.
+
+    A pattern of one's own says so with an attribute `fixed_sparsity`.
+
+    Example:
+        >>> fixed_sparsity("2:4"), fixed_sparsity("balanced:16")
+        (0.5, None)
+    """
+    value = getattr(parse(pattern), "fixed_sparsity", None)
+    return None if value is None else float(value)
+
+
+def bank_size(pattern: str | Pattern) -> int | None:
+    """How many neighbours a pattern of banks chooses among (16 for balanced:16, 4 for 2:4); None for the others.
+
+    Example:
+        >>> bank_size("balanced:16"), bank_size("2:4"), bank_size("channels")
+        (16, 4, None)
+    """
+    parsed = parse(pattern)
+    return parsed.bank if isinstance(parsed, _Banks) else None
+
+
+_FORMS: dict[str, tuple[re.Pattern[str], Callable[..., Pattern]]] = {}
+
+
+def register(form: str, *, written: str | None = None, replace: bool = False) -> Callable[[Any], Any]:
+    """Decorator: make a pattern available by its written form.
+
+    Args:
+        form: as it is listed, such as "stripes:W". Each run of capital letters stands for a whole number, which is
+            passed on; everything else is meant literally.
+        written: a regular expression, where `form` does not say enough; its groups are whole numbers.
+        replace: allow a form that exists already to be given another meaning.
+
+    Returns:
+        The decorator; it takes a class or function that makes the pattern, and returns it.
+
+    Raises:
+        BadInput: if the form exists already.
+
+    Example:
+        >>> import prunus
+        >>> @prunus.patterns.register("rows")
+        ... class Rows(prunus.patterns.Channels):
+        ...     def __str__(self):
+        ...         return "rows"
+        >>> str(prunus.patterns.parse("rows"))
+        'rows'
+    """
+
+    def add(make: Any) -> Any:
+        if form in _FORMS and not replace:
+            raise BadInput(f"A pattern {form!r} exists already; choose another form or pass replace=True.")
+        text = written if written is not None else re.sub("[A-Z]+", r"(\\d+)", re.escape(form))
+        _FORMS[form] = (re.compile(text), make)
+        return make
+
+    return add
+
+
+register("unstructured")(Unstructured)
+register("balanced:B")(Balanced)
+register("N:M")(NM)
+register("kernels")(Kernels)
+register("channels")(Channels)
+register("blocks:RxC")(Blocks)
 
 
 def names() -> Iterable[str]:

@@ -11,19 +11,23 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils.data import Dataset
 
+from prunus.adapters import Batch, batch_loss, batches, call, main_output
 from prunus.contract import Score, ScoreContext
 from prunus.errors import BadInput
+from prunus.layers import all_weights
 from prunus.pruning._registry import Registry
-from prunus.weights import prunable_weights
 
-__all__ = ["ScoreRule", "names", "parse", "register"]
+__all__ = ["ScoreRule", "names", "needs_data", "parse", "register"]
 
 
 @dataclass(frozen=True)
@@ -32,7 +36,8 @@ class ScoreRule:
 
     `absolute`: rank by magnitude (the function may then return the weights themselves). `rounds`: prune in that many
     steps of geometrically falling density, scoring anew each time. `draws`: (wanted zeros, weights, generator) -> how
-    many go, for schemes whose count is itself random.
+    many go, for schemes whose count is itself random. `needs_data`: it looks at data. `within_rows`: weights are
+    compared within an output row, not within a layer.
     """
 
     name: str
@@ -40,6 +45,8 @@ class ScoreRule:
     absolute: bool = False
     rounds: int = 1
     draws: Callable[[int, int, torch.Generator], int] | None = None
+    needs_data: bool = False
+    within_rows: bool = False
 
     def __call__(self, context: ScoreContext) -> Mapping[str, Tensor]:
         with _undisturbed(context.model, context.seed):
@@ -69,15 +76,47 @@ def register(
     absolute: bool = False,
     rounds: int = 1,
     draws: Callable[[int, int, torch.Generator], int] | None = None,
+    needs_data: bool = False,
+    within_rows: bool = False,
     replace: bool = False,
 ) -> Callable[[Score], Score]:
-    """Decorator: make a score available under `name`; a second one under the same name is refused."""
+    """Decorator: make a score available under `name`.
+
+    Args:
+        name: what users write.
+        absolute: rank by magnitude; the function may then return the weights themselves.
+        rounds: prune in that many steps, scoring anew each time.
+        draws: (wanted zeros, weights, generator) -> how many go, for schemes whose count is random.
+        needs_data: the function reads `context.data`; commands then load the training set.
+        within_rows: compare weights within an output row where the pattern leaves the choice.
+        replace: allow a name that exists already.
+
+    Returns:
+        The decorator, which gives the function back.
+
+    Raises:
+        BadInput: if the name exists already.
+
+    Example:
+        >>> import prunus
+        >>> @prunus.scores.register("square")
+        ... def square(context):
+        ...     return {name: weight.parameter.detach() ** 2 for name, weight in context.weights.items()}
+        >>> "square" in prunus.scores.names()
+        True
+    """
 
     def add(function: Score) -> Score:
-        _scores.add(name, ScoreRule(name, function, absolute, rounds, draws), replace=replace)
+        rule = ScoreRule(name, function, absolute, rounds, draws, needs_data, within_rows)
+        _scores.add(name, rule, replace=replace)
         return function
 
     return add
+
+
+def needs_data(score: str | Score | ScoreRule) -> bool:
+    """Whether a score looks at data."""
+    return parse(score).needs_data
 
 
 def names() -> tuple[str, ...]:
@@ -91,7 +130,8 @@ def parse(score: str | Score | ScoreRule) -> ScoreRule:
         return score
     if not callable(score):
         raise BadInput(f"A score is a name or a function of a ScoreContext, not {type(score).__name__}.")
-    return ScoreRule(getattr(score, "__name__", "score"), score)
+    name = getattr(score, "__name__", "score")
+    return ScoreRule(name, score, needs_data=bool(getattr(score, "needs_data", False)))
 
 
 # ------------------------------------------------------------------------------------------------------- without data
@@ -126,7 +166,7 @@ def random_with_replacement(context: ScoreContext) -> Mapping[str, Tensor]:
     return random(context)
 
 
-@register("synflow", rounds=100)
+@register("synflow", rounds=100, needs_data=True)
 def synflow(context: ScoreContext) -> dict[str, Tensor]:
     """|w dR/dw| with R the sum of outputs of the network of absolute weights on an input of ones (Tanaka et al., 2020).
 
@@ -137,68 +177,51 @@ def synflow(context: ScoreContext) -> dict[str, Tensor]:
         for tensor in (*model.parameters(), *model.buffers()):
             if tensor.is_floating_point():
                 tensor.abs_()
-    inputs = next(_batches(context, "synflow"))[0]
-    ones = torch.ones_like(inputs[:1], dtype=torch.float64) if inputs.is_floating_point() else inputs[:1]
+    batch = next(_batches(context, "synflow"))
+    args = tuple(_ones(value) for value in batch.args)
+    ones = Batch(args, {name: _ones(value) for name, value in batch.kwargs.items()})
     with torch.enable_grad():
-        _output(model(ones)).sum().backward()
+        main_output(call(model, ones)).sum().backward()
     return {
         name: (weight.parameter * weight.parameter.grad).abs().detach() if weight.parameter.grad is not None
         else torch.zeros_like(weight.parameter)
-        for name, weight in prunable_weights(model).items()
+        for name, weight in all_weights(model).items()
         if name in context.weights
     }  # fmt: skip
+
+
+def _ones(value: Any) -> Any:
+    """One sample of ones in place of numbers; token ids and masks stay."""
+    if not isinstance(value, Tensor):
+        return value
+    return torch.ones_like(value[:1], dtype=torch.float64) if value.is_floating_point() else value[:1]
 
 
 # ------------------------------------------------------------------------------------------------------------ with data
 
 
-def _output(result: Any) -> Tensor:
-    """The tensor a model answers with, also where it answers with a record (`logits`) or a tuple."""
-    if isinstance(result, Tensor):
-        return result
-    if hasattr(result, "logits"):
-        return result.logits
-    if isinstance(result, (tuple, list)):
-        return _output(result[0])
-    raise BadInput(
-        f"The model answers with {type(result).__name__}; pass a model whose output is a tensor or has logits."
-    )
+def _batches(context: ScoreContext, score: str) -> Iterator[Batch]:
+    if context.data is None:
+        raise BadInput(f"The score {score!r} looks at data: pass data=, a data set, a list of batches or a tensor.")
+    device = next((weight.parameter.device for weight in context.weights.values()), torch.device("cpu"))
+    together = isinstance(context.data, (Tensor, np.ndarray, tuple, Mapping))  # tensors given whole are one batch
+    size = sys.maxsize if together else 128
+    for batch in batches(context.data, size, shuffle=isinstance(context.data, Dataset), seed=context.draw_seed(1)):
+        yield batch.to(device)
 
 
-def _batches(context: ScoreContext, score: str) -> Iterator[tuple[Tensor, Tensor | None]]:
-    """Batches of (inputs, labels) from a Dataset, an iterable of batches, or a pair of tensors."""
-    data = context.data
-    if data is None:
-        raise BadInput(
-            f"The score {score!r} looks at data: pass data=, a data set, an iterable of batches or a tensor."
-        )
-    if isinstance(data, Tensor):
-        data = [(data, None)]
-    elif isinstance(data, (tuple, list)) and len(data) == 2 and all(isinstance(part, Tensor) for part in data):
-        data = [tuple(data)]
-    elif isinstance(data, torch.utils.data.Dataset):
-        data = torch.utils.data.DataLoader(data, batch_size=128, shuffle=True, generator=context.generator(1))
-    found = False
-    for batch in data:
-        found = True
-        yield (batch, None) if isinstance(batch, Tensor) else (batch[0], batch[1])
-    if not found:
-        raise BadInput(f"The score {score!r} looks at data, but the data are empty.")
-
-
-def _gradients(context: ScoreContext, score: str, *, graph: bool) -> tuple[Tensor, list[Tensor]]:
+def _gradients(context: ScoreContext, score: str, *, graph: bool) -> tuple[Tensor, list[Tensor | None]]:
     """Loss of the first batch and the weights' gradients."""
-    inputs, labels = next(_batches(context, score))
-    if labels is None:
+    batch = next(_batches(context, score))
+    if batch.labels is None:
         raise BadInput(f"The score {score!r} needs labels: pass data that give (inputs, labels).")
-    loss = context.loss or nn.functional.cross_entropy
     with torch.enable_grad():
-        value = loss(_output(context.model(inputs)), labels)
+        value = batch_loss(context.model, batch, context.loss)
         parameters = [weight.parameter for weight in context.weights.values()]
         return value, list(torch.autograd.grad(value, parameters, create_graph=graph, allow_unused=True))
 
 
-@register("snip", absolute=True)
+@register("snip", absolute=True, needs_data=True)
 def snip(context: ScoreContext) -> dict[str, Tensor]:
     """|w dL/dw| on one batch (Lee et al., 2019)."""
     _, gradients = _gradients(context, "snip", graph=False)
@@ -208,7 +231,7 @@ def snip(context: ScoreContext) -> dict[str, Tensor]:
     }
 
 
-@register("grasp")
+@register("grasp", needs_data=True)
 def grasp(context: ScoreContext) -> dict[str, Tensor]:
     """w . (H g): what a weight adds to the flow of the gradient (Wang et al., 2020), on one batch."""
     _, gradients = _gradients(context, "grasp", graph=True)
@@ -223,9 +246,11 @@ def grasp(context: ScoreContext) -> dict[str, Tensor]:
     }
 
 
-@register("wanda", absolute=True)
+@register("wanda", absolute=True, needs_data=True, within_rows=True)
 def wanda(context: ScoreContext) -> dict[str, Tensor]:
     """|w| times the norm of the inputs it meets (Sun et al., 2024), from all the calibration data given.
+
+    Weights are compared within an output row, as published, where the pattern leaves the choice.
 
     A weight whose inputs cannot be seen (inside fused attention) is scored by its magnitude and the mean input norm.
     """
@@ -234,8 +259,8 @@ def wanda(context: ScoreContext) -> dict[str, Tensor]:
     handles = [module.register_forward_hook(_record_inputs(squares)) for module in modules.values()]
     try:
         with torch.no_grad():
-            for inputs, _ in _batches(context, "wanda"):
-                context.model(inputs)
+            for batch in _batches(context, "wanda"):
+                call(context.model, batch)
     finally:
         for handle in handles:
             handle.remove()
@@ -243,8 +268,8 @@ def wanda(context: ScoreContext) -> dict[str, Tensor]:
     for name, weight in context.weights.items():
         norms = squares.get(id(weight.module))
         rows = weight.rows(weight.parameter.detach())
-        if norms is not None and norms.numel() == rows.shape[2] * getattr(weight.module, "groups", 1):
-            groups = getattr(weight.module, "groups", 1)
+        groups = weight.groups
+        if norms is not None and norms.numel() == rows.shape[2] * groups:
             per_row = norms.sqrt().reshape(groups, 1, 1, -1).expand(-1, rows.shape[0] // groups, 1, -1)
             rows = rows * per_row.reshape(rows.shape[0], 1, -1).to(rows.dtype)
         scores[name] = weight.unrows(rows)

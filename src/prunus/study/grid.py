@@ -201,8 +201,7 @@ def fixed_sparsity(pattern: str) -> float | None:
     """The one sparsity that a pattern N:M has; None for patterns that take any."""
     from prunus.pruning import patterns
 
-    shape = patterns.parse(pattern)
-    return 1 - shape.n / shape.m if isinstance(shape, patterns.NM) else None
+    return patterns.fixed_sparsity(pattern)
 
 
 def _sparsities(pattern: str, asked: Iterable[float]) -> list[float]:

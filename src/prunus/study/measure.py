@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from prunus import __version__
 from prunus.contract import Duration, Masks
 from prunus.errors import BadInput, PrunusError
-from prunus.pruning import find_masks, summarise
+from prunus.pruning import find_masks, scores, summarise
 from prunus.study import pictures
 from prunus.study.grid import Cell
 from prunus.study.theory import predicted_energy
@@ -30,7 +30,6 @@ from prunus.study.timing import in_turn
 
 SMALL = 200_000
 """Up to so many weights the linear relaxation and the ball around all test points are computed too."""
-_LOOKING = ("snip", "grasp", "synflow", "wanda")
 _BATCH = 64
 """Examples of a batch when networks are evaluated: activations of a batch should fit into the cache."""
 
@@ -207,7 +206,7 @@ def masks_of(cell: Cell, dense: nn.Module) -> Masks:
     from torch.utils.data import Subset
 
     data = None
-    if cell.score in _LOOKING:
+    if scores.needs_data(cell.score):
         train = load(cell, "train")
         data = Subset(train, range(min(cell.settings.look, len(train))))
     return find_masks(

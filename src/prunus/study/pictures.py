@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from prunus.contract import Masks
-from prunus.weights import prunable_weights
+from prunus.layers import prunable_weights
 
 CORNER = 48
 """Rows and columns of a mask that its thumbnail shows."""

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import functools
 import math
-import re
 
+from prunus.pruning import patterns
 from prunus.theory import order_statistics
-
-_BANK = re.compile(r"balanced:(\d+)")
-_NM = re.compile(r"(\d+):(\d+)")
 
 
 @functools.lru_cache(maxsize=4096)
@@ -23,14 +20,11 @@ def predicted_energy(score: str, pattern: str, sparsity: float, total: int, law:
         return sparsity
     if score != "magnitude":
         return None
-    if pattern == "unstructured":
+    bank = patterns.bank_size(pattern)
+    if bank is not None:
+        return _bank(bank, sparsity, law)
+    if isinstance(patterns.parse(pattern), patterns.Unstructured):
         return float(order_statistics.limit_energy(min(max(sparsity, 0.0), 1.0), law)["energy"])
-    bank = _BANK.fullmatch(pattern)
-    if bank:
-        return _bank(int(bank[1]), sparsity, law)
-    kept = _NM.fullmatch(pattern)
-    if kept:
-        return _bank(int(kept[2]), sparsity, law)
     return None
 
 

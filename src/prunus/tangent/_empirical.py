@@ -12,11 +12,11 @@ from torch import Tensor, nn
 
 from prunus.contract import Masks
 from prunus.errors import BadInput, UnknownName
+from prunus.layers import plain_names
 from prunus.tangent._form import NTKForm
 from prunus.tangent._jacobian import Jacobian, by_blocks, jacobian_kernel
 from prunus.tangent._products import FORMS, Request, Term, product
 from prunus.tangent._terms import Network, Unknown, bytes_for_one, terms
-from prunus.weights import plain_names
 
 METHODS = ("auto", "jacobian", *FORMS)
 

@@ -231,8 +231,9 @@ def prune_gradually(
     check_sparsity(sparsity)
     ramp = schedule if isinstance(schedule, Ramp) else Ramp(schedule, every="1ep" if schedule != "constant" else "1it")
     shape = patterns.parse(pattern)
-    if isinstance(shape, patterns.NM) and abs(sparsity - (1 - shape.n / shape.m)) > 1e-9:
-        raise BadInput(f"{shape} has the sparsity {1 - shape.n / shape.m:g}, not {sparsity:g}: ask for that one.")
+    fixed = patterns.fixed_sparsity(shape)
+    if fixed is not None and abs(sparsity - fixed) > 1e-9:
+        raise BadInput(f"{shape} has the sparsity {fixed:g}, not {sparsity:g}: ask for that one.")
     _check_masks(model, sparsity, shape, options)
     growing = Growing(sparsity, shape, ramp, options, config.seed)
     about = {"sparsity": sparsity, "pattern": str(shape), "ramp": repr(ramp), "gradual": _said(options), "masks": None}

@@ -17,12 +17,12 @@ from torch import Tensor, nn
 
 from prunus.contract import Masks, check_sparsity, whole
 from prunus.errors import BadInput, RunFailed, UnknownName
+from prunus.layers import Weight
 from prunus.models import fans, fill_
 from prunus.select import drop_smallest
 from prunus.training.batches import generator
 from prunus.training.history import Callback
 from prunus.training.ramps import Ramp
-from prunus.weights import Weight
 
 if TYPE_CHECKING:
     from prunus.training.loop import Run

@@ -13,8 +13,8 @@ from torch.utils.data import Dataset
 
 from prunus.contract import Masks
 from prunus.errors import BadInput
+from prunus.layers import prunable_weights
 from prunus.training.batches import in_order
-from prunus.weights import prunable_weights
 
 _LINEAR = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 

@@ -15,6 +15,7 @@ from torch.utils.data import Dataset
 
 from prunus.contract import Duration, Masks, check_sparsity
 from prunus.errors import BadFile, BadInput, UnknownName
+from prunus.layers import Weight, prunable_weights
 from prunus.models import initialise
 from prunus.pruning import find_masks
 from prunus.training.batches import derive
@@ -23,7 +24,6 @@ from prunus.training.history import History
 from prunus.training.loop import Run
 from prunus.training.popup import METHODS, Popup, TicketOptions
 from prunus.training.settings import FitConfig
-from prunus.weights import Weight, prunable_weights
 
 FORMAT = "prunus-ticket-1"
 _NORMS = (nn.modules.batchnorm._BatchNorm, nn.LayerNorm, nn.GroupNorm)

@@ -1,0 +1,29 @@
+"""Other people's data, models and outputs, seen as one.
+
+    for batch in batches(data, size=32):          # a Dataset, DataLoader, list, dict of tensors, numpy array, ...
+        output = call(model, batch)               # as the model wants it: positional or by name, labels left out
+        logits = main_output(output)              # one tensor, whatever the model returns
+
+`Batch` is what all readers of data work with. `example_input` makes one input for a model whose inputs can be known.
+"""
+
+from __future__ import annotations
+
+from prunus.adapters._calls import arguments, batch_loss, call, forward_names, main_output, output_tensors
+from prunus.adapters._data import IGNORED, LABELS, Batch, as_batch, batches
+from prunus.adapters._examples import example_input
+
+__all__ = [
+    "IGNORED",
+    "LABELS",
+    "Batch",
+    "arguments",
+    "as_batch",
+    "batch_loss",
+    "batches",
+    "call",
+    "example_input",
+    "forward_names",
+    "main_output",
+    "output_tensors",
+]

@@ -1,0 +1,151 @@
+"""Calling a model with a batch, and the tensor that its output is about."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from prunus.adapters._data import Batch
+from prunus.errors import BadInput, first_line
+
+
+def forward_names(model: nn.Module) -> tuple[list[str], bool]:
+    """The names of the arguments of the model's forward, and whether it takes any other name too."""
+    parameters = inspect.signature(model.forward).parameters.values()
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return [p.name for p in parameters if p.kind in kinds], any(p.kind == p.VAR_KEYWORD for p in parameters)
+
+
+def arguments(model: nn.Module, batch: Batch, *, labels: bool = False) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """(args, kwargs) for `model`: names that its forward does not know are left out.
+
+    If it knows none of them, the first tensor is passed by position. Numbers get the precision of the model's weights.
+    With `labels` they are passed too, where the forward takes them.
+    """
+    dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), None)
+    args = tuple(_cast(value, dtype) for value in batch.args)
+    named = {name: _cast(value, dtype) for name, value in batch.kwargs.items()}
+    if not named and not labels:
+        return args, {}
+    names, _ = forward_names(model)
+    known = {name: value for name, value in named.items() if name in names}
+    if labels and batch.labels is not None and "labels" in names:
+        known["labels"] = batch.labels
+    if args or known.keys() - {"labels"} or not named:
+        return args, known
+    # A forward(**kwargs) of a wrapper takes all; a forward(x) takes the one tensor there is to give.
+    if not names:
+        return (), named
+    return (_cast(batch.inputs, dtype),), known
+
+
+def _cast(value: Any, dtype: torch.dtype | None) -> Any:
+    return value.to(dtype) if dtype is not None and isinstance(value, Tensor) and value.is_floating_point() else value
+
+
+def call(model: nn.Module, batch: Batch, *, labels: bool = False) -> Any:
+    """What the model answers to a batch.
+
+    Args:
+        model: any module.
+        batch: as `batches` gives it.
+        labels: pass the labels too, where the model's forward has an argument of that name (it then gives a loss).
+
+    Returns:
+        The model's own output; see `main_output`.
+
+    Raises:
+        BadInput: if the model does not take such inputs.
+    """
+    positional, named = arguments(model, batch, labels=labels)
+    try:
+        return model(*positional, **named)
+    except (TypeError, IndexError, KeyError, AttributeError, ValueError, RuntimeError, NotImplementedError) as error:
+        if isinstance(error, BadInput):
+            raise
+        given = [*(f"a {_shown(value)}" for value in positional), *(f"{k}={_shown(v)}" for k, v in named.items())]
+        raise BadInput(
+            f"The model cannot run on the data ({first_line(error).rstrip('.')}): it was given {', '.join(given)}."
+        ) from error
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return f"{str(value.dtype).removeprefix('torch.')} tensor of shape {tuple(value.shape)}"
+    return type(value).__name__
+
+
+def batch_loss(model: nn.Module, batch: Batch, loss: Callable[[Tensor, Tensor], Tensor] | None = None) -> Tensor:
+    """The loss of one batch.
+
+    Args:
+        model: any module.
+        batch: with labels.
+        loss: a function of (outputs, labels). Without it the loss that the model computes itself, where its forward
+            takes labels (a language model shifts them by one), else cross-entropy.
+
+    Returns:
+        The loss, a scalar.
+
+    Raises:
+        BadInput: if the batch has no labels, or the model does not take it.
+    """
+    if batch.labels is None:
+        raise BadInput("The loss needs labels: pass data that give (inputs, labels), or dicts with labels.")
+    if loss is not None:
+        return loss(main_output(call(model, batch)), batch.labels)
+    output = call(model, batch, labels=True)
+    own = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
+    return own if isinstance(own, Tensor) else nn.functional.cross_entropy(main_output(output), batch.labels)
+
+
+_MAIN = ("logits", "sentence_embedding", "last_hidden_state", "prediction_logits", "pooler_output")
+
+
+def main_output(output: Any) -> Tensor:
+    """The one tensor that an output is about: logits, else the last hidden state, else the first tensor.
+
+    Args:
+        output: a tensor, a record of transformers, a dict, or a tuple.
+
+    Returns:
+        The tensor.
+
+    Raises:
+        BadInput: if there is none.
+
+    Example:
+        >>> import torch
+        >>> main_output({"loss": torch.tensor(1.0), "logits": torch.zeros(2, 3)}).shape
+        torch.Size([2, 3])
+    """
+    if isinstance(output, Tensor):
+        return output
+    for name in _MAIN:
+        value = output.get(name) if isinstance(output, Mapping) else getattr(output, name, None)
+        if isinstance(value, Tensor):
+            return value
+    parts: Iterable[Any] = ()
+    if isinstance(output, Mapping):
+        parts = [value for name, value in output.items() if name != "loss"]
+    elif isinstance(output, (tuple, list)):
+        parts = output
+    for part in parts:
+        if isinstance(part, (Tensor, Mapping, tuple, list)):
+            return main_output(part)
+    raise BadInput(
+        f"The model answers with {type(output).__name__}; pass a model whose output is a tensor, a tuple, or a record "
+        "with logits or last_hidden_state."
+    )
+
+
+def output_tensors(output: Any) -> list[Tensor]:
+    """Every floating-point tensor in an output, in order; caches and other objects are left out."""
+    if isinstance(output, Tensor):
+        return [output] if output.is_floating_point() else []
+    parts = output.values() if isinstance(output, Mapping) else output if isinstance(output, (tuple, list)) else ()
+    return [tensor for part in parts for tensor in output_tensors(part)]

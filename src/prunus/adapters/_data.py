@@ -1,0 +1,292 @@
+"""Batches from whatever holds data.
+
+How a list is read. Elements with labels of their own length are batches, those with one label are samples. Elements
+without labels are samples if they are vectors, sequences of token ids or images (channels, height, width), and batches
+if they have one dimension more. A `Dataset` always holds samples and a `DataLoader` always gives batches, so wrap what
+would be read wrongly, or pass `collate`, which makes it samples.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
+
+from prunus.errors import BadInput, first_line
+
+LABELS = ("labels", "label", "label_ids", "target", "targets", "y")
+IGNORED = -100  # the label of padding, as torch's cross-entropy ignores it
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """Some samples as a model takes them.
+
+    Attributes:
+        args: positional inputs.
+        kwargs: inputs by name.
+        labels: what the outputs are compared with; None if there is nothing.
+        size: how many samples.
+    """
+
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    labels: Tensor | None = None
+    size: int = 1
+
+    @property
+    def inputs(self) -> Tensor:
+        """The first tensor among the inputs."""
+        found = next((value for value in (*self.args, *self.kwargs.values()) if isinstance(value, Tensor)), None)
+        if found is None:
+            raise BadInput("The data hold no tensor that a model could take.")
+        return found
+
+    def to(self, device: torch.device | str) -> Batch:
+        """The same on another device."""
+
+        def move(value: Any) -> Any:
+            return value.to(device) if isinstance(value, Tensor) else value
+
+        named = {name: move(value) for name, value in self.kwargs.items()}
+        return replace(self, args=tuple(map(move, self.args)), kwargs=named, labels=move(self.labels))
+
+
+def batches(
+    data: Any,
+    size: int = 128,
+    *,
+    limit: int | None = None,
+    shuffle: bool = False,
+    seed: int = 0,
+    collate: Callable[[list[Any]], Any] | None = None,
+) -> Iterator[Batch]:
+    """Batches from whatever holds data.
+
+    Args:
+        data: a torch Dataset of (x, y), of dicts or of tensors; a DataLoader or other iterable of batches; a tensor or
+            numpy array of inputs; a tuple (inputs, labels); a dict of tensors, as tokenizers give; a list of samples.
+        size: samples in a batch, where the data do not come in batches already.
+        limit: at most so many batches.
+        shuffle: take samples in a random order; data that come in batches keep their own.
+        seed: of the order.
+        collate: makes one batch from a list of samples, as a `DataLoader` would be given.
+
+    Returns:
+        An iterator of `Batch`.
+
+    Raises:
+        BadInput: if the data are empty or cannot be read.
+
+    Example:
+        >>> import torch
+        >>> [batch.size for batch in batches((torch.zeros(5, 3), torch.arange(5)), size=2)]
+        [2, 2, 1]
+        >>> words = [{"input_ids": [1, 2], "labels": 0}, {"input_ids": [3], "labels": 1}]
+        >>> next(batches(words)).kwargs["attention_mask"].tolist()
+        [[1, 1], [1, 0]]
+    """
+    if size < 1:
+        raise BadInput(f"A batch needs at least one sample, not {size}.")
+    found = False
+    for item in itertools.islice(_raw(data, size, shuffle, seed, collate), limit):
+        found = True
+        yield item if isinstance(item, Batch) else as_batch(item)
+    if not found and limit != 0:
+        raise BadInput("The data are empty: give at least one sample.")
+
+
+def as_batch(item: Any) -> Batch:
+    """One batch as loaders give them: a tensor, (x, y), (x1, x2, ..., y), ({name: x}, y), or {name: x, "labels": y}."""
+    if isinstance(item, Batch):
+        return item
+    if isinstance(item, Mapping):
+        named = {str(name): _tensor(value) for name, value in item.items()}
+        label = next((name for name in LABELS if isinstance(named.get(name), Tensor)), None)
+        inputs = {name: value for name, value in named.items() if isinstance(value, Tensor) and name not in LABELS}
+        return _sized(Batch((), inputs, named[label] if label else None))
+    if isinstance(item, (tuple, list)) and item:
+        parts: list[Any] = [part if isinstance(part, Mapping) else _tensor(part) for part in item]
+        labels: Tensor | None = parts.pop() if len(parts) > 1 and isinstance(parts[-1], Tensor) else None
+        if len(parts) == 1 and isinstance(parts[0], Mapping):
+            inner = as_batch(parts[0])
+            return replace(inner, labels=inner.labels if labels is None else labels)
+        if len(parts) == 1 and isinstance(parts[0], (tuple, list)):
+            parts = [_tensor(part) for part in parts[0]]
+        return _sized(Batch(tuple(parts), {}, labels))
+    return _sized(Batch((_tensor(item),)))
+
+
+def _sized(batch: Batch) -> Batch:
+    first = batch.inputs
+    return replace(batch, size=int(first.shape[0]) if first.dim() else 1)
+
+
+def _tensor(value: Any) -> Any:
+    """Tensors from numpy arrays, numbers and lists of numbers; other things as they are."""
+    if isinstance(value, (np.ndarray, np.generic)):
+        return torch.as_tensor(value) if value.dtype.kind in "biuf" else value
+    if isinstance(value, (bool, int, float)):
+        return torch.tensor(value)
+    if isinstance(value, (list, tuple)) and value and not isinstance(value[0], (str, Mapping, Tensor)):
+        try:
+            return torch.as_tensor(value) if not isinstance(value[0], np.ndarray) else torch.as_tensor(np.stack(value))
+        except (ValueError, TypeError):
+            return value
+    return value
+
+
+def _raw(data: Any, size: int, shuffle: bool, seed: int, collate: Any) -> Iterator[Any]:
+    if isinstance(data, (Batch, DataLoader)):
+        yield from [data] if isinstance(data, Batch) else data
+    elif isinstance(data, (Tensor, np.ndarray)):
+        yield from _cut((data,), size, shuffle, seed)
+    elif isinstance(data, Mapping):
+        yield from _cut_named(data, size, shuffle, seed)
+    elif isinstance(data, IterableDataset):
+        yield from DataLoader(data, batch_size=size, collate_fn=collate or _stack)
+    elif _is_columns(data):
+        yield from _cut(tuple(data), size, shuffle, seed)
+    elif isinstance(data, Dataset) or _is_samples(data, collate):
+        yield from _gather(data, size, shuffle, seed, collate or _stack)
+    elif isinstance(data, Iterable) and not isinstance(data, (str, bytes)):
+        yield from data
+    else:
+        raise BadInput(
+            f"Data of type {type(data).__name__} cannot be read: give a torch Dataset or DataLoader, a list of "
+            "samples, a dict of tensors, or a tensor."
+        )
+
+
+def _is_columns(data: Any) -> bool:
+    """Whether these are all inputs and all labels, rather than some samples."""
+    if not isinstance(data, (tuple, list)) or len(data) < 2:
+        return False
+    if not all(isinstance(part, (Tensor, np.ndarray)) and part.ndim for part in data):
+        return False
+    same = len({len(part) for part in data}) == 1
+    return same and (isinstance(data, tuple) or (len(data) == 2 and data[0].ndim != data[1].ndim))
+
+
+def _is_samples(data: Any, collate: Any) -> bool:
+    if not (hasattr(data, "__len__") and hasattr(data, "__getitem__")) or isinstance(data, (str, bytes)):
+        return False
+    if not isinstance(data, (list, tuple)) or not data or collate is not None:
+        return True
+    return _one_sample(data[0])
+
+
+def _one_sample(item: Any) -> bool:
+    """Whether an element of a list is one sample, not a batch; see the top of this file."""
+    if isinstance(item, Batch):
+        return False
+    if isinstance(item, Mapping):
+        inputs = [value for value in map(_tensor, item.values()) if isinstance(value, Tensor) and value.dim()]
+        return not inputs or _single(inputs[0])
+    if isinstance(item, (tuple, list)) and item and not isinstance(_tensor(item), Tensor):
+        first, last = (_tensor(part) for part in (item[0], item[-1]))
+        if isinstance(first, Mapping):
+            return _one_sample(first)
+        if len(item) > 1 and isinstance(last, Tensor) and isinstance(first, Tensor):
+            return last.dim() == 0 or first.dim() < 2 or last.shape[0] != first.shape[0]
+        return not isinstance(first, Tensor) or _single(first)
+    value = _tensor(item)
+    return not isinstance(value, Tensor) or _single(value)
+
+
+def _single(value: Tensor) -> bool:
+    return value.dim() < 2 if not value.is_floating_point() else value.dim() % 2 == 1 or not value.dim()
+
+
+def _parts(count: int, size: int, shuffle: bool, seed: int) -> Sequence[Tensor]:
+    """Which samples make each batch."""
+    if not count:
+        return ()
+    if not shuffle:
+        return torch.arange(count).split(size)
+    return torch.randperm(count, generator=torch.Generator().manual_seed(seed)).split(size)
+
+
+def _cut(parts: tuple[Any, ...], size: int, shuffle: bool, seed: int) -> Iterator[Any]:
+    tensors = [torch.as_tensor(part) for part in parts]
+    for chosen in _parts(len(tensors[0]), size, shuffle, seed):
+        yield tuple(tensor[chosen] for tensor in tensors) if len(tensors) > 1 else tensors[0][chosen]
+
+
+def _cut_named(data: Mapping[Any, Any], size: int, shuffle: bool, seed: int) -> Iterator[Any]:
+    columns = {str(name): _tensor(value) for name, value in data.items()}
+    tensors = {name: value for name, value in columns.items() if isinstance(value, Tensor) and value.dim()}
+    counts = {len(value) for value in tensors.values()}
+    if len(counts) != 1:
+        sides = ", ".join(f"{name}: {tuple(value.shape)}" for name, value in tensors.items()) or "no tensors"
+        raise BadInput(f"A dict of data must hold tensors with one entry for each sample, but has {sides}.")
+    for chosen in _parts(counts.pop(), size, shuffle, seed):
+        yield {name: value[chosen] for name, value in tensors.items()}
+
+
+def _gather(data: Any, size: int, shuffle: bool, seed: int, collate: Callable[[list[Any]], Any]) -> Iterator[Any]:
+    try:
+        count = len(data)
+    except TypeError:
+        raise BadInput(
+            f"The data ({type(data).__name__}) have no length: give a map-style Dataset, or a DataLoader."
+        ) from None
+    whole = getattr(data, "batch", None)  # data in memory that can be indexed a batch at a time
+    for chosen in _parts(count, size, shuffle, seed):
+        if callable(whole) and collate is _stack:
+            yield whole(chosen)
+            continue
+        indices = chosen.tolist()
+        many = getattr(data, "__getitems__", None)
+        try:
+            items = many(indices) if callable(many) else [data[index] for index in indices]
+        except KeyError as error:
+            raise BadInput(f"The data ({type(data).__name__}) cannot be read by position: {error}.") from error
+        yield collate(items)
+
+
+def _stack(items: list[Any]) -> Any:
+    """Samples as one batch; token sequences of unequal length are padded, with an attention mask that says where."""
+    first = items[0]
+    if isinstance(first, Batch):
+        raise BadInput("A list of Batch objects holds batches already: pass it without collate.")
+    try:
+        if isinstance(first, Mapping):
+            return _stack_named(items)
+        if isinstance(first, (tuple, list)) and first and isinstance(first[0], Mapping):
+            labels = [torch.as_tensor(item[-1]) for item in items] if len(first) > 1 else None
+            named = _stack_named([item[0] for item in items])
+            return named if labels is None else (named, torch.stack(labels))
+        return default_collate(items)
+    except (RuntimeError, TypeError, ValueError, KeyError) as error:
+        raise BadInput(
+            f"The samples cannot be stacked to a batch ({first_line(error)}): pass a DataLoader with a collate_fn."
+        ) from error
+
+
+def _stack_named(items: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    stacked: dict[str, Any] = {}
+    padded = False
+    for name in items[0]:
+        values = [_tensor(item[name]) for item in items]
+        if not all(isinstance(value, Tensor) for value in values):
+            continue  # text, file names
+        if len({value.shape for value in values}) > 1:
+            if any(value.dim() != 1 for value in values):
+                raise BadInput(f"The samples' {name!r} differ in shape: pass a DataLoader with a collate_fn.")
+            filler = IGNORED if name in LABELS else 0
+            stacked[name] = nn.utils.rnn.pad_sequence(values, batch_first=True, padding_value=filler)
+            padded = padded or name == "input_ids"
+            if name == "input_ids":
+                lengths = torch.tensor([len(value) for value in values])
+        else:
+            stacked[name] = torch.stack(values)
+    if padded and "attention_mask" not in stacked:
+        stacked["attention_mask"] = (torch.arange(int(lengths.max())) < lengths[:, None]).long()
+    return stacked

@@ -1,0 +1,262 @@
+"""Which tensors of a model can be pruned, what they are called, and how their rows read.
+
+Recognised are the weights of linear and convolution layers (grouped, depthwise and transposed too), `Conv1D` of
+transformers, the matrices of recurrent cells, the projections of attention, and embeddings. Embeddings, and output
+layers tied to them, stay dense unless they are named. A tensor that several modules share is listed once, under its
+first name, and knows its other names. `unrecognised` lists what looks like a weight matrix and is none of these.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+__all__ = [
+    "EMBEDDING",
+    "Weight",
+    "all_weights",
+    "is_conv1d",
+    "listing",
+    "matches",
+    "named_parameters",
+    "plain_name",
+    "plain_names",
+    "prunable_weights",
+    "rows_to_weight",
+    "unrecognised",
+    "weight_rows",
+]
+
+LINEAR, CONVOLUTION, TRANSPOSED, CONV1D = "linear", "convolution", "transposed convolution", "Conv1D"
+RECURRENT, ATTENTION, EMBEDDING = "recurrent", "attention", "embedding"
+
+_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+_TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+_PROJECTIONS = ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight")
+_RECURRENT = re.compile(r"weight_(ih|hh|hr)(_l\d+(_reverse)?)?")
+
+
+# --------------------------------------------------------------------------------------------------------------- names
+
+
+def plain_name(name: str) -> str:
+    """`name` without what wrappers add: a leading "module." and every "_orig_mod."."""
+    name = name.replace("_orig_mod.", "")
+    while name.startswith("module."):
+        name = name.removeprefix("module.")
+    return name
+
+
+def plain_names(names: Iterable[str]) -> dict[str, str]:
+    """Full name -> plain name; names that would collide once the wrappers' parts are gone keep their full form."""
+    full = list(names)
+    counts = Counter(plain_name(name) for name in full)
+    return {name: plain_name(name) if counts[plain_name(name)] == 1 else name for name in full}
+
+
+def named_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Parameters by plain name, those shared by several modules under each of their names."""
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    return {plain: parameters[name] for name, plain in plain_names(parameters).items()}
+
+
+def matches(name: str, glob: str) -> bool:
+    """Whether a name or glob means this parameter, its module, or a module around it."""
+    glob = plain_name(glob)
+    parts = name.split(".")
+    return any(fnmatch.fnmatchcase(".".join(parts[:end]), glob) for end in range(1, len(parts) + 1))
+
+
+def listing(names: Iterable[str], shown: int = 6) -> str:
+    """The first names and how many more there are, for one sentence."""
+    every = list(names)
+    return ", ".join(every[:shown]) + (f" and {len(every) - shown} more" if len(every) > shown else "")
+
+
+# ------------------------------------------------------------------------------------------------------------- weights
+
+
+@dataclass(frozen=True, eq=False)
+class Weight:
+    """One tensor that can be pruned.
+
+    Attributes:
+        name: its plain name; of a shared tensor, the first.
+        parameter: the tensor.
+        module: the module that holds it.
+        attribute: its name in that module.
+        kind: "linear", "convolution", "transposed convolution", "Conv1D", "recurrent", "attention" or "embedding"; an
+            output layer tied to an embedding is an embedding.
+        names: all its plain names.
+
+    `rows(tensor)` shows a tensor of the weight's shape as (rows, taps, channels): one row for each output, read tap by
+    tap with the input channels fastest. A linear layer has one tap. `unrows` is the inverse.
+    """
+
+    name: str
+    parameter: Tensor
+    module: nn.Module
+    attribute: str
+    kind: str = LINEAR
+    names: tuple[str, ...] = ()
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.parameter.shape
+
+    @property
+    def numel(self) -> int:
+        return self.parameter.numel()
+
+    @property
+    def layer(self) -> str:
+        """The name of the module that holds the weight."""
+        return self.name.rpartition(".")[0]
+
+    @property
+    def groups(self) -> int:
+        """How many groups of channels the layer keeps apart; 1 but for grouped convolutions."""
+        return int(getattr(self.module, "groups", 1)) if self.kind in (CONVOLUTION, TRANSPOSED) else 1
+
+    def called(self, glob: str) -> bool:
+        """Whether a name or glob means this weight, under any of its names."""
+        return any(matches(name, glob) for name in self.names or (self.name,))
+
+    def rows(self, tensor: Tensor) -> Tensor:
+        if self.kind == CONV1D:
+            return tensor.t().unsqueeze(1)
+        return weight_rows(tensor, groups=self.groups, transposed=self.kind == TRANSPOSED)
+
+    def unrows(self, rows: Tensor) -> Tensor:
+        if self.kind == CONV1D:
+            return rows.squeeze(1).t()
+        return rows_to_weight(rows, self.shape, groups=self.groups, transposed=self.kind == TRANSPOSED)
+
+
+def weight_rows(tensor: Tensor, *, groups: int = 1, transposed: bool = False) -> Tensor:
+    """(out, in/groups, *kernel) as (out, taps, in/groups); a transposed convolution's (in, out/groups, *kernel) too."""
+    if transposed:
+        inputs, outputs = tensor.shape[:2]
+        split = tensor.reshape(groups, inputs // groups, outputs, -1)
+        return split.permute(0, 2, 3, 1).reshape(groups * outputs, -1, inputs // groups)
+    if tensor.dim() == 1:
+        return tensor.reshape(1, 1, -1)
+    return tensor.reshape(tensor.shape[0], tensor.shape[1], -1).transpose(1, 2)
+
+
+def rows_to_weight(rows: Tensor, shape: torch.Size, *, groups: int = 1, transposed: bool = False) -> Tensor:
+    """The inverse of `weight_rows`."""
+    if transposed:
+        outputs = shape[1]
+        split = rows.reshape(groups, outputs, -1, shape[0] // groups)
+        return split.permute(0, 3, 1, 2).reshape(shape)
+    return rows.transpose(1, 2).reshape(shape)
+
+
+def is_conv1d(module: nn.Module) -> bool:
+    """Whether `module` is transformers' `Conv1D`: a linear layer whose weight has shape (inputs, outputs)."""
+    return any(
+        kind.__name__ == "Conv1D" and kind.__module__.startswith("transformers.") for kind in type(module).__mro__
+    )
+
+
+def _recognised(module: nn.Module) -> Iterator[tuple[str, str]]:
+    """(attribute, kind) of the weights of one module."""
+    if isinstance(module, nn.Linear):
+        yield "weight", LINEAR
+    elif isinstance(module, _CONVOLUTIONS):
+        yield "weight", CONVOLUTION
+    elif isinstance(module, _TRANSPOSED):
+        yield "weight", TRANSPOSED
+    elif isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
+        yield "weight", EMBEDDING
+    elif isinstance(module, (nn.RNNBase, nn.RNNCellBase)):
+        found = (name for name, _ in module.named_parameters(recurse=False) if _RECURRENT.fullmatch(name))
+        yield from ((name, RECURRENT) for name in found)
+    elif isinstance(module, nn.MultiheadAttention):
+        yield from ((name, ATTENTION) for name in _PROJECTIONS if getattr(module, name, None) is not None)
+    elif is_conv1d(module):
+        yield "weight", CONV1D
+
+
+def all_weights(model: nn.Module) -> dict[str, Weight]:
+    """Every recognised weight by plain name, embeddings too, in the order of the model; a shared tensor once.
+
+    Weights under `torch.nn.utils.prune` are not parameters any more and are not listed: make them permanent first.
+    """
+    owners: dict[int, tuple[nn.Module, str, str]] = {}
+    for module in model.modules():
+        for attribute, kind in _recognised(module):
+            parameter = module._parameters.get(attribute)
+            if parameter is None:
+                continue
+            if kind == EMBEDDING and id(parameter) in owners:  # a head that comes before the table it is tied to
+                owners[id(parameter)] = (*owners[id(parameter)][:2], EMBEDDING)
+            owners.setdefault(id(parameter), (module, attribute, kind))
+    names: dict[int, list[str]] = {}
+    parameters = named_parameters(model)
+    for name, parameter in parameters.items():
+        if id(parameter) in owners:
+            names.setdefault(id(parameter), []).append(name)
+    weights = {}
+    for key, called in names.items():
+        module, attribute, kind = owners[key]
+        weights[called[0]] = Weight(called[0], parameters[called[0]], module, attribute, kind, tuple(called))
+    return weights
+
+
+def prunable_weights(model: nn.Module, named: Iterable[str] = ()) -> dict[str, Weight]:
+    """The weights that pruning covers, by plain name: all but embeddings and output layers tied to them.
+
+    Args:
+        model: any module.
+        named: names or globs. An embedding is covered if one of them means embeddings alone ("embeddings",
+            "lm_head.weight", "wte*"); "*" and a name that covers other layers as well do not name it.
+
+    Returns:
+        Plain name -> `Weight`, in the order of the model.
+
+    Example:
+        >>> from torch import nn
+        >>> list(prunable_weights(nn.Sequential(nn.Embedding(10, 4), nn.Linear(4, 2))))
+        ['1.weight']
+        >>> list(prunable_weights(nn.Sequential(nn.Embedding(10, 4), nn.Linear(4, 2)), named=["0"]))
+        ['0.weight', '1.weight']
+    """
+    weights = all_weights(model)
+    ordinary = [weight for weight in weights.values() if weight.kind != EMBEDDING]
+    own = [glob for glob in named if not any(weight.called(glob) for weight in ordinary)]
+    return {
+        name: weight
+        for name, weight in weights.items()
+        if weight.kind != EMBEDDING or any(weight.called(glob) for glob in own)
+    }
+
+
+def unrecognised(model: nn.Module) -> dict[str, str]:
+    """Parameters that look like weight matrices but belong to no known kind of layer: plain name -> class of the owner.
+
+    They are left dense, so whoever prunes says so. What broadcasts over the batch (a first side of 1, as position
+    tables and class tokens have) and the weights of norms are no matrices.
+    """
+    known = {id(weight.parameter) for weight in all_weights(model).values()}
+    found: dict[int, str] = {}
+    for module in model.modules():
+        if "Norm" in type(module).__name__:
+            continue
+        for parameter in module.parameters(recurse=False):
+            sides = parameter.shape
+            if parameter.is_floating_point() and len(sides) > 1 and sides[0] > 1 and sides[1:].numel() > 1:
+                found.setdefault(id(parameter), type(module).__name__)
+    parameters: Mapping[str, Tensor] = named_parameters(model)
+    return {
+        name: found[id(parameter)]
+        for name, parameter in parameters.items()
+        if id(parameter) in found and id(parameter) not in known
+    }
