@@ -1,6 +1,7 @@
 // Random shapes and masks through every instruction set, against sums in double precision. Prints the number of cases;
 // exits with 1 at the first disagreement. The tests compile it with SIMDe in place of AVX-512 (PRUNUS_EMULATE_AVX512),
 // and sanitize.sh compiles it with the address and undefined-behaviour sanitizers.
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -9,6 +10,7 @@
 #include <random>
 #include <vector>
 
+#include "integer.h"
 #include "pack.h"
 #include "program.h"
 #include "run.h"
@@ -103,6 +105,37 @@ void check_linear(const Level &level) {
                 }
                 compare("linear", level.name, y[size_t(n * rows + r)], relu && sum < 0 ? 0.0 : sum, size);
             }
+    }
+}
+
+// Integer products against sums of whole numbers, bit for bit, from inputs and for outputs that are exactly as large as
+// they must be.
+void check_integers(const IntegerLevel &level) {
+    const int64_t rows = draw(1, 50), cols = draw(1, 150), tokens = draw(1, 9), banks[] = {16, 32, 64, 128, 256};
+    const Matrix m(rows, cols, banks[draw(0, 4)], std::pow(double(draw(0, 10)) / 10, 2), Values::i8);
+    const IntegerMatrix integer(m.packed, m.scales());
+    const Floats x(tokens * cols), bias(rows);
+    std::unique_ptr<float[]> y(new float[size_t(tokens * rows)]);
+    const bool relu = draw(0, 1), biased = draw(0, 1);
+    integer_linear(level, integer, x.at.get(), cols, tokens, y.get(), biased ? bias.at.get() : nullptr, relu, int(draw(1, 3)));
+    for (int64_t n = 0; n < tokens; ++n) {
+        float low = 0.0f, high = 0.0f;
+        for (int64_t c = 0; c < cols; ++c) low = std::fmin(low, x.at[size_t(n * cols + c)]), high = std::fmax(high, x.at[size_t(n * cols + c)]);
+        const float step = high / 127.0f - low / 127.0f, inverse = 1.0f / step;
+        const int64_t zero = std::lrint(-low * inverse);
+        for (int64_t r = 0; r < rows; ++r) {
+            int64_t sum = 0;
+            for (int64_t c = 0; c < cols; ++c) {
+                const int64_t q = std::max<int64_t>(0, std::min<int64_t>(127, std::lrint(x.at[size_t(n * cols + c)] * inverse) + zero));
+                sum += (q - zero) * std::lround(double(m.dense[size_t(r * cols + c)]) / m.scales()[r]);
+            }
+            float value = float(sum) * (step * m.scales()[r]);
+            if (biased) value += bias.at[size_t(r)];
+            const float found = y[size_t(n * rows + r)], exact = relu && value < 0.0f ? 0.0f : value;
+            if (std::memcmp(&found, &exact, 4) == 0) continue;
+            std::printf("integers on %s: %.9g instead of %.9g\n", level.name, double(found), double(exact));
+            std::exit(1);
+        }
     }
 }
 
@@ -244,6 +277,12 @@ int main(int count, char **arguments) {
         __builtin_cpu_supports("avx512vl"))
         levels.push_back(&avx512_level());
 #endif
+    std::vector<const IntegerLevel *> integers = {&portable_integers()};
+    if (__builtin_cpu_supports("avx2")) integers.push_back(&avx2_integers());
+    for (const IntegerLevel *level : integers) {
+        for (int i = 0; i < 5 * cases; ++i) check_integers(*level);
+        std::printf("%s integers: %d cases are exact\n", level->name, 5 * cases);
+    }
     for (const Level *level : levels) {
         for (int i = 0; i < cases; ++i) {
             check_linear(*level);

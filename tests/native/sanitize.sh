@@ -10,23 +10,24 @@ source=$here/../../src/prunus/native
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 compiler=${CXX:-g++}
-common="-std=c++17 -g -fno-math-errno -ffp-contract=off -I$source -I$source/kernels"
+common="-std=c++20 -g -fno-math-errno -ffp-contract=off -I$source -I$source/kernels"
 if [ "$mode" = sanitize ]; then
     common="$common -O1 -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer"
 else
     common="$common -O2"
 fi
 wide="-mavx512f -mavx512bw -mavx512dq -mavx512vl -mfma -mbmi -mbmi2"
-if echo '#include <simde/x86/avx512.h>' | $compiler -fsyntax-only -x c++ -std=c++17 - 2>/dev/null; then
+if echo '#include <simde/x86/avx512.h>' | $compiler -fsyntax-only -x c++ -std=c++20 - 2>/dev/null; then
     common="$common -DPRUNUS_EMULATE_AVX512"
     wide="-mavx2 -mfma -mbmi -mbmi2 -Wno-psabi"
 fi
 objects=
 for unit in "$here/kernels_check" "$source/kernels/pack" "$source/kernels/linear" "$source/kernels/conv" \
-    "$source/kernels/places" "$source/kernels/program" "$source/kernels/pool" "$source/kernels/portable" "$source/kernels/avx2" "$source/kernels/avx512"; do
+    "$source/kernels/places" "$source/kernels/program" "$source/kernels/pool" "$source/kernels/portable" "$source/kernels/avx2" "$source/kernels/avx512" \
+    "$source/kernels/integer" "$source/kernels/integer_portable" "$source/kernels/integer_avx2"; do
     flags=
     case $unit in
-    */avx2) flags="-mavx2 -mfma -mf16c -mbmi -mbmi2" ;;
+    */avx2 | */integer_avx2) flags="-mavx2 -mfma -mf16c -mbmi -mbmi2" ;;
     */avx512) flags=$wide ;;
     esac
     object=$work/$(basename "$unit").o

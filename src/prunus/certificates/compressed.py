@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.nn import functional
 
+from prunus.errors import BadInput
 from prunus.sparse._geometry import Geometry
 from prunus.sparse._modules import BalancedLinear, SparseConv2d
 
@@ -43,6 +44,11 @@ def decompressed(model: nn.Module) -> nn.Module:
 
 
 def _dense(module: nn.Module) -> _Dense | None:
+    if isinstance(module, (SparseConv2d, BalancedLinear)) and module.integer:
+        raise BadInput(
+            "This model rounds the inputs of its layers (activations=torch.int8), which no certificate covers: certify "
+            "the model compressed with dtype=torch.int8 alone."
+        )
     if isinstance(module, SparseConv2d):
         weight = module.geometry.weight(module.packed.dense(), module.bank)
         return _Dense(weight, module.bias, module.relu, module.geometry)

@@ -22,6 +22,9 @@ def compress(
         str, Parameter(help="measured: replace what gains; always: replace whatever can be.")
     ] = "measured",
     dtype: Annotated[str, Parameter(help="How kept values are stored: float32, bfloat16 or int8.")] = "float32",
+    activations: Annotated[
+        str | None, Parameter(help="int8: round inputs too and multiply integers, which is faster (with int8 values).")
+    ] = None,
     fuse: Annotated[
         bool, Parameter(negative="", help="Run ReLUs and residual sums inside the layer before them.")
     ] = False,
@@ -56,7 +59,9 @@ def compress(
     network = resolve(model, str(weights) if weights else None).eval()
     example = example_input(model, network, batch)
     kept = Masks.load(masks) if masks else None
-    fast = sparse.compress(network, kept, example, select, _dtype(dtype), fuse=fuse)
+    inputs = None if activations is None else _dtype(activations)
+    stored = torch.int8 if inputs is not None and dtype == "float32" else _dtype(dtype)
+    fast = sparse.compress(network, kept, example, select, stored, inputs, fuse=fuse)
     record: dict[str, Any] = {"model": model, "layers": sparse.explain(fast), **_sizes(network, fast)}
     if output is not None:
         record["file"] = str(sparse.save(fast, output))
@@ -107,6 +112,8 @@ def _print(record: dict[str, Any], json: bool) -> None:
         print_json(record)
         return
     columns = ["layer", "format", "kernel", "sparsity", "bytes", "dense", "us", "dense us", "faster", "of limit"]
+    rounded = any(row.error is not None for row in record["layers"])
+    columns += ["error"] if rounded else []
     table = []
     for row in record["layers"]:
         times = [row.microseconds, row.dense_microseconds]
@@ -114,7 +121,8 @@ def _print(record: dict[str, Any], json: bool) -> None:
         faster = None if row.times_faster is None else f"{row.times_faster:.1f}x"
         share = None if row.share_of_limit is None else f"{row.share_of_limit:.0%}"
         line = [row.layer, row.format, row.kernel, f"{row.sparsity:.3f}", row.bytes, row.dense_bytes]
-        table.append([*line, *times, faster, share])
+        error = None if row.error is None else f"{row.error:.2%}"
+        table.append([*line, *times, faster, share, *([error] if rounded else [])])
     print_table(columns, table, left=(0, 1, 2))
     out = console()
     out.print(f"{record['bytes']:,} bytes instead of {record['dense_bytes']:,}")

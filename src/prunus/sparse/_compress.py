@@ -13,11 +13,12 @@ from torch import Tensor, nn
 from prunus.contract import Masks
 from prunus.errors import BadInput, first_line
 from prunus.sparse._channels import remove_channels
+from prunus.sparse._errors import output_errors
 from prunus.sparse._explain import make_row
 from prunus.sparse._geometry import Geometry
 from prunus.sparse._graph import batch_norm_pairs, folded
 from prunus.sparse._measure import Timing, compare, in_turn
-from prunus.sparse._modules import BalancedLinear, PackedModule, SparseConv2d, check_order
+from prunus.sparse._modules import BalancedLinear, PackedModule, SparseConv2d, check_activations, check_order
 from prunus.sparse._packed import KINDS
 from prunus.sparse._plan import Plan, describe, install
 from prunus.sparse._recurrent import SparseLSTM, SparseLSTMCell
@@ -33,6 +34,7 @@ def compress(
     example: Any = None,
     select: str | Mapping[str, bool] = "measured",
     dtype: torch.dtype | None = None,
+    activations: torch.dtype | None = None,
     *,
     fuse: bool = False,
     permutations: Mapping[str, Tensor] | None = None,
@@ -42,14 +44,18 @@ def compress(
     `masks` are applied to the copy first; without them the zeros of the weights count. `example` is an input (or a
     tuple of inputs) of the shape that matters: it decides on which shapes layers are timed. `select` is "measured"
     (replace what gains), "always" (replace whatever can be), or {layer: bool} to decide for some layers by hand.
-    `dtype` stores the kept values as torch.float32 (the default), torch.bfloat16 or torch.int8.
+    `dtype` stores the kept values as torch.float32 (the default), torch.bfloat16 or torch.int8. With
+    `activations=torch.int8` the inputs of linear layers are rounded to seven bits, token by token, and multiplied with
+    int8 weights as integers: up to three times as fast as float32; `explain` states the error of each layer's output
+    on the example.
 
     Channels that are always zero are removed with what reads them. Batch norms that follow a replaced convolution are
     folded into it; with `fuse` ReLUs and residual sums run inside the layer before them, and the copy is a `torch.fx`
     graph where the model can be traced, whose inner results live in memory that is used again. `permutations` are
     orders of columns by layer, as `find_permuted_masks` gives them. The copy is in evaluation mode.
     """
-    _check_arguments(model, masks, select, dtype)
+    dtype = torch.int8 if dtype is None and activations is not None else dtype
+    _check_arguments(model, masks, select, dtype, activations)
     try:
         work = copy.deepcopy(model).eval()
     except RuntimeError as error:
@@ -75,11 +81,15 @@ def compress(
         if decision == "never" or name in foreign or (decision == "measured" and hopeless):
             tried.append(_Tried(name, layer, None, None, False, False))
             continue
-        packed = _replacement(name, layer, norms, work, dtype, orders.get(name))
+        packed = _replacement(name, layer, norms, work, dtype, activations, orders.get(name))
         norm = work.get_submodule(norms[name]) if name in norms else None
         timing = _time(layer, norm, packed, shapes.get(name), sparsity, held - _bytes(layer))
         sure = decision == "always" or timing.gains
         tried.append(_Tried(name, layer, packed, timing, sure, sure or timing.may_gain))
+    if example is not None and dtype not in (None, torch.float32):
+        folded_norms = {name: work.get_submodule(norm) for name, norm in norms.items()}
+        errors = output_errors(work, {one.name: one.packed for one in tried if one.packed}, folded_norms, example)
+        tried = [replace(one, error=errors.get(one.name)) for one in tried]
     if example is None or all(one.sure == one.likely for one in tried):
         return _finish(work, tried, norms, Plan(fused=fuse, shapes=shapes_left), [one.sure for one in tried])
     # Layers whose gain is a few microseconds: with them or without, as the whole model runs faster.
@@ -102,6 +112,7 @@ class _Tried:
     timing: Timing | None
     sure: bool
     likely: bool
+    error: float | None = None
 
 
 def _finish(
@@ -110,16 +121,16 @@ def _finish(
     modules: dict[str, nn.Module] = {}
     for one, taken in zip(tried, chosen):
         packed = one.packed if taken else None
-        plan.rows.append(make_row(one.name, one.layer, packed, one.timing))
+        plan.rows.append(make_row(one.name, one.layer, packed, one.timing, one.error))
         if packed is None:
             continue
         modules[one.name] = packed
         plan.layers[one.name] = describe(packed)
         plan.folded += [norms[one.name]] if one.name in norms else []
-    return install(work, plan, modules)
+    return install(work, plan, modules).eval()
 
 
-def _check_arguments(model: nn.Module, masks: Any, select: Any, dtype: Any) -> None:
+def _check_arguments(model: nn.Module, masks: Any, select: Any, dtype: Any, activations: Any) -> None:
     if not isinstance(model, nn.Module):
         raise BadInput(f"compress takes a torch module, not {type(model).__name__}.")
     if masks is not None and not isinstance(masks, Masks):
@@ -131,6 +142,9 @@ def _check_arguments(model: nn.Module, masks: Any, select: Any, dtype: Any) -> N
     if dtype is not None and dtype not in KINDS:
         names = ", ".join(str(kind).removeprefix("torch.") for kind in KINDS)
         raise BadInput(f"Values cannot be stored as {dtype}; choose one of {names}.")
+    check_activations(activations)
+    if activations is not None and dtype != torch.int8:
+        raise BadInput(f"Integer products need int8 weights, not {dtype}: give dtype=torch.int8 with activations.")
     devices = {parameter.device.type for parameter in model.parameters()} - {"cpu"}
     if devices:
         raise BadInput(
@@ -224,11 +238,12 @@ def _replacement(
     norms: Mapping[str, str],
     model: nn.Module,
     dtype: torch.dtype | None,
+    activations: torch.dtype | None,
     order: Tensor | None,
 ) -> nn.Module:
     try:
         if isinstance(layer, nn.Linear):
-            return BalancedLinear.from_dense(layer, dtype=dtype, permutation=order)
+            return BalancedLinear.from_dense(layer, None, dtype, order, activations)
         if isinstance(layer, nn.LSTM):
             return SparseLSTM.from_dense(layer, dtype)
         if isinstance(layer, nn.LSTMCell):
@@ -275,6 +290,6 @@ def _time(
         shape = shape or (8, layer.input_size)
     parts = [part for part in packed.modules() if isinstance(part, PackedModule)]
     formats = tuple((part.bank, tuple(part.values.shape), part.values.dtype) for part in parts)
-    permuted = getattr(packed, "permutation", None) is not None
-    key = (kind, norm is None, formats, permuted, round(sparsity, 2))
+    extras = (getattr(packed, "permutation", None) is not None, getattr(packed, "activations", None))
+    key = (kind, norm is None, formats, extras, round(sparsity, 2))
     return compare(layer if norm is None else nn.Sequential(layer, norm), packed, shape, key, around)

@@ -16,12 +16,15 @@ def explain(model: nn.Module) -> list[Row]:
 
     Times are those of one thread count and the example's shapes, as measured when the model was compressed. The limit
     is the roofline: the kept multiply-adds at the machine's rate, or the packed bytes at its bandwidth, whichever takes
-    longer.
+    longer. Where values or inputs have fewer bits than float32, `error` is the size of the error of the layer's output
+    over that of the output, on the example and with the layer's own inputs.
     """
     return list(plan_of(model).rows)
 
 
-def make_row(name: str, dense: nn.Module, module: nn.Module | None, timing: Timing | None) -> Row:
+def make_row(
+    name: str, dense: nn.Module, module: nn.Module | None, timing: Timing | None, error: float | None = None
+) -> Row:
     """The row of a layer that was replaced, or (module None) of one that stayed."""
     weights = [parameter for parameter in dense.parameters() if parameter.dim() > 1]
     kept = sum(int(weight.count_nonzero()) for weight in weights)
@@ -40,18 +43,20 @@ def make_row(name: str, dense: nn.Module, module: nn.Module | None, timing: Timi
             size,
         )
         times = () if timing is None else (timing.shape, 1e6 * timing.ours, 1e6 * timing.dense, timing.gain)
-        return Row(*row, *times)
+        return Row(*row, *times, error=error)
     packed = module
     if packed is None:
         times = () if timing is None else (timing.shape, 1e6 * timing.ours, 1e6 * timing.dense, timing.gain)
         return Row(name, "dense", "torch", zeros, size, size, *times)
     kind = str(packed.values.dtype).removeprefix("torch.")
+    kind += " x int8" if packed.integer else ""
     bytes_now = packed.packed.nbytes + (0 if packed.bias is None else packed.bias.nbytes)
     row = (name, f"bank {packed.bank}, {kind}", _kernel(packed, timing), zeros, bytes_now, size)
     if timing is None:
-        return Row(*row)
-    share = limits().seconds(2.0 * packed.packed.kept * _samples(packed, timing), bytes_now) / timing.ours
-    return Row(*row, timing.shape, 1e6 * timing.ours, 1e6 * timing.dense, timing.gain, share)
+        return Row(*row, error=error)
+    rate = 1.0 if packed.integer else 2.0  # byte products run at twice the rate of multiply-adds
+    share = limits().seconds(rate * packed.packed.kept * _samples(packed, timing), bytes_now) / timing.ours
+    return Row(*row, timing.shape, 1e6 * timing.ours, 1e6 * timing.dense, timing.gain, share, error)
 
 
 def _samples(packed: PackedModule, timing: Timing) -> int:
@@ -69,6 +74,8 @@ def _kernel(packed: PackedModule, timing: Timing | None) -> str:
     module = kernels()
     if module is None:
         return "torch on the dense matrix"
+    if packed.integer:
+        return f"{module.integers()} integers"
     if isinstance(packed, SparseConv2d):
         return f"{module.level()} pixels"
     samples = None if timing is None else _samples(packed, timing)

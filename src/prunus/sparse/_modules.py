@@ -13,6 +13,7 @@ from torch.autograd import forward_ad
 from prunus.errors import BadInput
 from prunus.sparse import _ops
 from prunus.sparse._geometry import Geometry
+from prunus.sparse._integer import check_integer
 from prunus.sparse._packed import Packed, pack
 
 _FIELDS = ("values", "index", "schedule", "starts", "scale")
@@ -47,6 +48,11 @@ def check_order(permutation: Tensor, columns: int) -> None:
         raise BadInput(f"A permutation of {columns} columns must name each of them once.")
 
 
+def check_activations(activations: Any) -> None:
+    if activations not in (None, torch.int8):
+        raise BadInput(f"Inputs can be quantised to torch.int8 or left as they are (None), not {activations}.")
+
+
 def _addresses(packed: Packed) -> tuple[int, int, int]:
     scale = packed.scale
     return packed.values.data_ptr(), packed.index.data_ptr(), 0 if scale is None else scale.data_ptr()
@@ -58,6 +64,7 @@ class PackedModule(nn.Module):
     values: Tensor
     index: Tensor
     bias: nn.Parameter | None
+    activations: torch.dtype | None = None
 
     def __init__(self, packed: Packed, bias: Tensor | None) -> None:
         super().__init__()
@@ -83,6 +90,11 @@ class PackedModule(nn.Module):
         view = Packed(self.rows, self.cols, self.bank, *(getattr(self, field) for field in _FIELDS))
         self._view, self._where = view, _addresses(view)
         return view
+
+    @property
+    def integer(self) -> bool:
+        """Whether inputs are quantised, so that products are integers."""
+        return self.activations is not None
 
     def tensors(self) -> list[Tensor]:
         return [tensor for field in _FIELDS if (tensor := getattr(self, field)) is not None]
@@ -133,16 +145,25 @@ class BalancedLinear(PackedModule):
     """A linear layer on packed weights: (..., in_features) -> (..., out_features), float32.
 
     The weights are frozen; gradients flow to the inputs and the bias. With a `permutation` the columns were packed in
-    that order and the inputs are read in it.
+    that order and the inputs are read in it. With `activations=torch.int8` the inputs of each token are quantised to
+    seven bits and the products are integers; gradients pass through the rounding as if it were not there.
     """
 
     permutation: Tensor | None
 
     def __init__(
-        self, packed: Packed, bias: Tensor | None = None, relu: bool = False, permutation: Tensor | None = None
+        self,
+        packed: Packed,
+        bias: Tensor | None = None,
+        relu: bool = False,
+        permutation: Tensor | None = None,
+        activations: torch.dtype | None = None,
     ) -> None:
         super().__init__(packed, bias)
-        self.relu = relu
+        check_activations(activations)
+        if activations is not None:
+            check_integer(packed)
+        self.relu, self.activations = relu, activations
         if permutation is not None:
             check_order(permutation, packed.cols)
         self.register_buffer("permutation", permutation)
@@ -154,13 +175,14 @@ class BalancedLinear(PackedModule):
         bank: int | None = None,
         dtype: torch.dtype | None = None,
         permutation: Tensor | None = None,
+        activations: torch.dtype | None = None,
     ) -> BalancedLinear:
         """Pack what is not zero in `linear.weight`, its columns in the order of `permutation` where given."""
         weight = linear.weight.detach()
         if permutation is not None:
             check_order(permutation, weight.shape[1])
         weight = weight if permutation is None else weight[:, permutation]
-        return cls(pack(weight, bank, dtype), linear.bias, permutation=permutation)
+        return cls(pack(weight, bank, dtype), linear.bias, permutation=permutation, activations=activations)
 
     @property
     def in_features(self) -> int:
@@ -175,15 +197,18 @@ class BalancedLinear(PackedModule):
         if order is not None:
             x = x.index_select(-1, order)
         if self.plain(x):
-            return _ops.run_linear(self.packed, x, self._parameters["bias"], self.relu)
+            choice = _ops.INTEGER if self.integer else _ops.AUTOMATIC
+            return _ops.run_linear(self.packed, x, self._parameters["bias"], self.relu, choice)
         if not torch.compiler.is_compiling() and transformed():
             return _ops.dense_linear(self.packed, x, self.bias, self.relu)
-        return torch.ops.prunus.sparse_linear(x, self.bias, self.tensors(), self.rows, self.cols, self.bank, self.relu)
+        shape = (self.rows, self.cols, self.bank, self.relu, self.integer)
+        return torch.ops.prunus.sparse_linear(x, self.bias, self.tensors(), *shape)
 
     def extra_repr(self) -> str:
         return (
             f"in_features={self.cols}, out_features={self.rows}, bank={self.bank}, "
             f"values={str(self.values.dtype).removeprefix('torch.')}, slots={self.values.shape[0]}"
+            + ("" if self.activations is None else ", integer products")
         )
 
 

@@ -17,27 +17,31 @@ from torch.nn.grad import conv2d_input
 
 from prunus.errors import BadInput
 from prunus.sparse._geometry import Geometry
+from prunus.sparse._integer import integer_linear
 from prunus.sparse._packed import Packed
 
-AUTOMATIC, PERMUTE, TILE = 0, 1, 2
+AUTOMATIC, PERMUTE, TILE, INTEGER = 0, 1, 2, 3
 
 
 def run_linear(
     packed: Packed, x: Tensor, bias: Tensor | None = None, relu: bool = False, choice: int = AUTOMATIC
 ) -> Tensor:
-    """x (..., cols) times the transposed matrix, plus bias, float32: (..., rows). No gradients."""
+    """x (..., cols) times the transposed matrix, plus bias, float32: (..., rows). No gradients.
+
+    With INTEGER the inputs are quantised too, and the products are exact integers (`_integer`).
+    """
     if x.is_neg():
         x = x.resolve_neg()
     layer, threads = packed.layer, torch.get_num_threads()
-    if layer is not None and choice == AUTOMATIC:
-        out = layer.linear_on(x, bias, relu, threads)  # mostly; what follows costs a few microseconds more
+    if layer is not None and choice in (AUTOMATIC, INTEGER):
+        out = layer.linear_on(x, bias, relu, threads, choice)  # mostly; what follows costs a few microseconds more
         if out is not None:
             return out
     if bias is not None:
         check_bias(packed, bias)
     check_input(packed, x)
     if layer is None:
-        return dense_linear(packed, x, bias, relu)
+        return integer_linear(packed, x, bias, relu) if choice == INTEGER else dense_linear(packed, x, bias, relu)
     flat = x if x.dim() == 2 else x.reshape(math.prod(x.shape[:-1]), packed.cols)
     if flat.stride(-1) != 1 or (flat.shape[0] > 1 and flat.stride(0) < packed.cols):
         flat = flat.contiguous()
@@ -73,19 +77,35 @@ def _packed(rows: int, cols: int, bank: int, tensors: list[Tensor]) -> Packed:
 
 @torch.library.custom_op("prunus::sparse_linear", mutates_args=())
 def sparse_linear(
-    x: Tensor, bias: Tensor | None, tensors: list[Tensor], rows: int, cols: int, bank: int, relu: bool
+    x: Tensor,
+    bias: Tensor | None,
+    tensors: list[Tensor],
+    rows: int,
+    cols: int,
+    bank: int,
+    relu: bool,
+    integer: bool,
 ) -> Tensor:
-    """`tensors` are values, index, schedule, starts and, for int8, scale."""
-    return run_linear(_packed(rows, cols, bank, tensors), x, bias, relu)
+    """`tensors` are values, index, schedule, starts and, for int8, scale. With `integer` inputs are quantised too."""
+    return run_linear(_packed(rows, cols, bank, tensors), x, bias, relu, INTEGER if integer else AUTOMATIC)
 
 
 @sparse_linear.register_fake
-def _(x: Tensor, bias: Tensor | None, tensors: list[Tensor], rows: int, cols: int, bank: int, relu: bool) -> Tensor:
+def _(
+    x: Tensor,
+    bias: Tensor | None,
+    tensors: list[Tensor],
+    rows: int,
+    cols: int,
+    bank: int,
+    relu: bool,
+    integer: bool,
+) -> Tensor:
     return x.new_empty((*x.shape[:-1], rows))
 
 
 def _linear_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    _, _, tensors, rows, cols, bank, relu = inputs
+    _, _, tensors, rows, cols, bank, relu, _ = inputs
     ctx.shape = (rows, cols, bank)
     ctx.count = len(tensors)
     ctx.save_for_backward(*tensors, *([output] if relu else []))
@@ -100,7 +120,7 @@ def _linear_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     if wanted[0]:
         grad_x = torch.ops.prunus.sparse_linear_grad(grad.contiguous(), saved[: ctx.count], *ctx.shape)
     grad_bias = grad.reshape(-1, grad.shape[-1]).sum(0) if wanted[1] else None
-    return grad_x, grad_bias, [None] * ctx.count, None, None, None, None
+    return grad_x, grad_bias, [None] * ctx.count, None, None, None, None, None
 
 
 sparse_linear.register_autograd(_linear_backward, setup_context=_linear_setup)

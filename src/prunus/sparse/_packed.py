@@ -213,7 +213,7 @@ def _group_of_slot(packed: Packed) -> Tensor:
     return torch.repeat_interleave(torch.arange(packed.groups), slot_start.diff())
 
 
-def _entries(packed: Packed) -> tuple[Tensor, Tensor, Tensor]:
+def _entries(packed: Packed, scaled: bool = True) -> tuple[Tensor, Tensor, Tensor]:
     """Row, column and value of every slot and lane that belongs to a row of the matrix."""
     group = _group_of_slot(packed)
     within = torch.arange(packed.slots) - packed.starts[packed.groups + group]
@@ -225,7 +225,7 @@ def _entries(packed: Packed) -> tuple[Tensor, Tensor, Tensor]:
     value = packed.values.float()
     inside = row < packed.rows
     row, column, value = row[inside], (banks[:, None] * packed.bank + column)[inside], value[inside]
-    return row, column, value if packed.scale is None else value * packed.scale[row]
+    return row, column, value * packed.scale[row] if scaled and packed.scale is not None else value
 
 
 def _shape_problem(packed: Packed) -> str:

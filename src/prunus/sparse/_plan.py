@@ -24,7 +24,8 @@ class Row:
     """One layer of a compressed model: how it is stored and how fast it runs.
 
     `microseconds` is the packed layer's time for an input of `shape`, also where the layer stayed dense because that
-    was not less than `dense_microseconds`.
+    was not less than `dense_microseconds`. `error` is the size of the packed layer's error over that of its output
+    on the example (root mean squares), where values or inputs are stored in fewer bits.
     """
 
     layer: str
@@ -38,6 +39,7 @@ class Row:
     dense_microseconds: float | None = None
     times_faster: float | None = None
     share_of_limit: float | None = None
+    error: float | None = None
 
 
 @dataclass
@@ -82,6 +84,7 @@ def describe(module: nn.Module) -> dict[str, Any]:
     spec["bias"] = module.bias is not None
     if isinstance(module, BalancedLinear):
         spec["permuted"] = module.permutation is not None
+        spec["activations"] = None if module.activations is None else "int8"
     if isinstance(module, SparseConv2d):
         spec |= {"kind": "conv2d", "geometry": module.geometry.numbers()}
     return spec
@@ -123,7 +126,11 @@ def _build_packed(spec: dict[str, Any], tensors: dict[str, Tensor]) -> PackedMod
             return SparseConv2d(packed, geometry, bias)
     if problem:
         raise BadInput(problem)
-    return BalancedLinear(packed, bias, permutation=tensors["permutation"] if permuted else None)
+    kind = spec.get("activations")
+    if kind not in (None, "int8"):
+        raise BadInput(f"its inputs are to be {kind!r}, which is unknown")
+    order = tensors["permutation"] if permuted else None
+    return BalancedLinear(packed, bias, permutation=order, activations=None if kind is None else torch.int8)
 
 
 def install(model: nn.Module, plan: Plan, modules: dict[str, nn.Module]) -> nn.Module:

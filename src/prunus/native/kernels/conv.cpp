@@ -117,9 +117,9 @@ ConvJob::ConvJob(const Level &level, const Packed &p, const Conv &c, const Finis
     decode(places);
 }
 
-void *ConvJob::take(bool keep, int slot, int64_t bytes) {
-    if (!keep) return scratch(slot, bytes + 64);
-    std::unique_ptr<char[]> &mine = kept_[slot - 3];
+void *ConvJob::take(bool keep, Scratch use, int64_t bytes) {
+    if (!keep) return scratch(use, bytes + 64);
+    std::unique_ptr<char[]> &mine = kept_[int(use) - int(Scratch::bases)];
     mine.reset(new char[size_t(bytes + 128)]);
     return reinterpret_cast<void *>((reinterpret_cast<uintptr_t>(mine.get()) + 63) / 64 * 64);
 }
@@ -128,7 +128,7 @@ void *ConvJob::take(bool keep, int slot, int64_t bytes) {
 void ConvJob::decode(Places *places) {
     const bool keep = !places, table = c_.channels < p_.bank;
     const int64_t banks = p_.banks(), weights = p_.slot_start[p_.groups] * lanes, count = table ? p_.cols : banks;
-    uint32_t *base = static_cast<uint32_t *>(take(false, 3, banks * (table ? p_.bank : 1) * int64_t(sizeof(uint32_t))));
+    uint32_t *base = static_cast<uint32_t *>(take(false, Scratch::bases, banks * (table ? p_.bank : 1) * int64_t(sizeof(uint32_t))));
     int64_t farthest = 0;
     for (int64_t i = 0; i < count; ++i) {
         const int64_t tap = table ? i / c_.channels : i % g_.taps;
@@ -143,12 +143,12 @@ void ConvJob::decode(Places *places) {
     uint16_t *narrow = nullptr;
     uint32_t *wide = nullptr;
     if (!fits)
-        wide = static_cast<uint32_t *>(take(keep, 5, weights * int64_t(sizeof(uint32_t))));
+        wide = static_cast<uint32_t *>(take(keep, Scratch::places, weights * int64_t(sizeof(uint32_t))));
     else if (!narrow_)
-        narrow_ = narrow = static_cast<uint16_t *>(take(keep, 5, weights * int64_t(sizeof(uint16_t))));
+        narrow_ = narrow = static_cast<uint16_t *>(take(keep, Scratch::places, weights * int64_t(sizeof(uint16_t))));
     wide_ = wide;
     float *decoded = nullptr;
-    if (p_.kind != Values::f32) decoded = static_cast<float *>(take(keep, 6, weights * int64_t(sizeof(float))));
+    if (p_.kind != Values::f32) decoded = static_cast<float *>(take(keep, Scratch::values, weights * int64_t(sizeof(float))));
     for (int64_t q = 0; q < p_.groups; ++q) {
         const int64_t at = p_.slot_start[q] * lanes;
         if (narrow) level_.decode(p_, columns, q, 0, p_.slots(q), narrow + at);
@@ -165,7 +165,7 @@ void ConvJob::cut(bool keep) {
     const int64_t fit = std::max<int64_t>(1, (g_.windows ? window_bytes : block_bytes) / bytes), whole = divide_up(banks, g_.taps);
     step_ = c_.channels < p_.bank ? std::max<int64_t>(1, banks) : g_.taps * divide_up(whole, divide_up(whole, fit));
     blocks_ = std::max<int64_t>(1, divide_up(banks, step_));
-    int64_t *cuts = static_cast<int64_t *>(take(keep, 4, p_.groups * (blocks_ + 1) * int64_t(sizeof(int64_t))));
+    int64_t *cuts = static_cast<int64_t *>(take(keep, Scratch::cursors, p_.groups * (blocks_ + 1) * int64_t(sizeof(int64_t))));
     for (int64_t q = 0; q < p_.groups; ++q) {
         const int32_t *schedule = p_.schedule + p_.schedule_start[q];
         int64_t *out = cuts + q * (blocks_ + 1), s = 0;
@@ -235,7 +235,7 @@ void ConvJob::run_tile(int64_t tile, int64_t g0, int64_t g1, const float *planes
     float *window = nullptr;
     int64_t count = 0;
     if (g_.windows) {
-        window = static_cast<float *>(scratch(9, block_channels() * g_.plane * int64_t(sizeof(float))));
+        window = static_cast<float *>(scratch(Scratch::window, block_channels() * g_.plane * int64_t(sizeof(float))));
         runs = few;
         for (int64_t v = v0; v < v1; ++v) {
             const int64_t to = pixel(c_.out, g_.out_w, v, column), also = pixel(c_.other, g_.out_w, v, column);
@@ -256,10 +256,10 @@ void ConvJob::run_tile(int64_t tile, int64_t g0, int64_t g1, const float *planes
         const bool bare = g_.in_place && !c_.in.plane;
         const int64_t start = bare ? std::min(first, g_.pixels - ld) : first;  // never read past the image
         for (int64_t v = 0; v < v1 - v0; ++v) parts[v] = planes + start + v * width;
-        runs = static_cast<Run *>(scratch(7, (ld + 2) * int64_t(sizeof(Run))));
+        runs = static_cast<Run *>(scratch(Scratch::runs, (ld + 2) * int64_t(sizeof(Run))));
         count = flat_runs(start, first, last, runs);
     }
-    float *acc = static_cast<float *>(scratch(1, (g1 - g0) * lanes * ld * int64_t(sizeof(float))));
+    float *acc = static_cast<float *>(scratch(Scratch::sums, (g1 - g0) * lanes * ld * int64_t(sizeof(float))));
     for (int64_t b = 0; b < blocks_; ++b) {
         if (g_.windows)
             fill_window(b, v0, v1 - v0, column, planes, window);
@@ -299,7 +299,7 @@ void ConvJob::image(const float *x, const float *other, float *y, int threads) c
     clear_border(c_.out, p_.rows, g_.out_h, g_.out_w, y);
     if (!g_.in_place) {  // the planes stay in the second-level cache
         const int64_t bytes = g_.phases_y * g_.phases_x * g_.channels * g_.plane * int64_t(sizeof(float));
-        float *planes = static_cast<float *>(scratch(2, bytes));
+        float *planes = static_cast<float *>(scratch(Scratch::inputs, bytes));
         const int64_t parts = threads > 1 ? std::min<int64_t>(g_.channels, 2 * threads) : 1;
         parallel(threads, parts, [&](int64_t part) {
             for (int64_t k = g_.channels * part / parts; k < g_.channels * (part + 1) / parts; ++k) make_plane(x, k, planes);

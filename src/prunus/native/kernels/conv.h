@@ -3,6 +3,7 @@
 
 #include <memory>
 
+#include "pool.h"
 #include "run.h"
 
 namespace prunus {
@@ -50,7 +51,7 @@ class ConvJob {
     int64_t step_;  // banks in a block
     std::unique_ptr<char[]> kept_[4];
 
-    void *take(bool keep, int slot, int64_t bytes);
+    void *take(bool keep, Scratch use, int64_t bytes);
     void decode(Places *places);
     void cut(bool keep);
     int64_t block_channels() const;

@@ -34,7 +34,7 @@ void permute_groups(const Level &level, const Packed &p, int64_t g0, int64_t g1,
         const int64_t slots = p.slots(g), first = g * lanes, rows = std::min(lanes, p.rows - first);
         if (level.table_bytes && (p.schedule_start[g] != made_for || slots != made_slots)) {
             stride = (slots + 1) / 2 * level.table_bytes * (p.bank / 16);
-            tables = static_cast<uint8_t *>(scratch(1, stride * samples + 64));
+            tables = static_cast<uint8_t *>(scratch(Scratch::sums, stride * samples + 64));
             for (int n = 0; n < samples; ++n)
                 level.prepare(p.schedule + p.schedule_start[g], slots, p.bank, x + n * ldx, tables + n * stride);
             made_for = p.schedule_start[g], made_slots = slots;
@@ -57,7 +57,7 @@ void linear_permute(const Level &level, const Packed &p, const float *x, int64_t
                     const Finish &f, int threads) {
     const int64_t padded = p.banks() * p.bank;
     if (padded != p.cols) {  // the last bank is read in full
-        float *copy = static_cast<float *>(scratch(0, padded * batch * int64_t(sizeof(float))));
+        float *copy = static_cast<float *>(scratch(Scratch::padded, padded * batch * int64_t(sizeof(float))));
         for (int64_t n = 0; n < batch; ++n) {
             std::memcpy(copy + n * padded, x + n * ldx, size_t(p.cols) * sizeof(float));
             std::fill(copy + n * padded + p.cols, copy + (n + 1) * padded, 0.0f);
@@ -107,9 +107,9 @@ struct TileJob {
         const int64_t block = std::min(segment, std::max<int64_t>(1, block_bytes / (inputs + weights)));
         const int64_t acc_size = groups * lanes * ld, xt_size = block * p.bank * level.width;
         const int64_t room = std::max(chunk_slots, block * p.bank);
-        float *acc = static_cast<float *>(scratch(1, tiles * acc_size * int64_t(sizeof(float))));
-        float *xt = static_cast<float *>(scratch(2, (v1 - v0) * xt_size * int64_t(sizeof(float))));
-        int64_t *cursor = static_cast<int64_t *>(scratch(4, groups * int64_t(sizeof(int64_t))));
+        float *acc = static_cast<float *>(scratch(Scratch::sums, tiles * acc_size * int64_t(sizeof(float))));
+        float *xt = static_cast<float *>(scratch(Scratch::inputs, (v1 - v0) * xt_size * int64_t(sizeof(float))));
+        int64_t *cursor = static_cast<int64_t *>(scratch(Scratch::cursors, groups * int64_t(sizeof(int64_t))));
         std::fill(cursor, cursor + groups, int64_t(0));
         Chunk chunk;
         int64_t b = 0;
@@ -135,8 +135,8 @@ struct TileJob {
     void take(Chunk &chunk, int64_t *cursor, int64_t last_bank, int64_t room) const {
         uint16_t *new_places = nullptr;
         float *new_values = nullptr;
-        if (!places) new_places = static_cast<uint16_t *>(scratch(5, room * lanes * int64_t(sizeof(uint16_t))));
-        if (p.kind != Values::f32) new_values = static_cast<float *>(scratch(6, room * lanes * int64_t(sizeof(float))));
+        if (!places) new_places = static_cast<uint16_t *>(scratch(Scratch::places, room * lanes * int64_t(sizeof(uint16_t))));
+        if (p.kind != Values::f32) new_values = static_cast<float *>(scratch(Scratch::values, room * lanes * int64_t(sizeof(float))));
         int64_t used = 0, last = 0, number = 0;
         chunk.first = chunk.last;
         for (int64_t g = chunk.first; g < g1 && number < chunk_groups; ++g, ++number) {
@@ -206,7 +206,7 @@ void linear_tile(const Level &level, const Packed &p, Places &cache, const float
     if (threads > 1) parts = std::max<int64_t>(parts, (2 * threads + sets - 1) / sets);
     parts = std::min(parts, p.groups);
     const int64_t banks = p.banks(), segment = banks_in_segment(p);
-    uint32_t *base = static_cast<uint32_t *>(scratch(3, banks * int64_t(sizeof(uint32_t))));
+    uint32_t *base = static_cast<uint32_t *>(scratch(Scratch::bases, banks * int64_t(sizeof(uint32_t))));
     for (int64_t b = 0; b < banks; ++b) base[b] = uint32_t(b % segment * p.bank * level.width);
     const Columns columns = {base, uint32_t(level.width), nullptr};
     const uint16_t *places = cache.of(level, p, columns, banks);

@@ -7,12 +7,14 @@
 #include <algorithm>
 #include <atomic>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "dispatch.h"
 #include "exchange.h"
+#include "integer.h"
 #include "pack.h"
 #include "program.h"
 #include "run.h"
@@ -45,6 +47,17 @@ const Level &level() {
     if (found == nullptr) current.store(found = &level_of(best()));
     return *found;
 }
+
+// The integer kernels that go with a level. They have their own instruction sets: a processor may have the wide floats
+// without the wide integers.
+const IntegerLevel &integers_of(const Level &level) {
+#ifdef PRUNUS_X86
+    if (level.name != portable_level().name) return avx2_integers();
+#endif
+    return portable_integers();
+}
+
+const IntegerLevel &integers() { return integers_of(level()); }
 
 // For tests: run another instruction set than the best one. A level the processor lacks is lowered to what it has.
 std::string use(const std::string &name) {
@@ -119,6 +132,8 @@ struct Layer {
     Packed p;
     const float *scale;  // by row, for int8 values; null otherwise
     mutable Places places;
+    mutable std::once_flag once;
+    mutable std::unique_ptr<const IntegerMatrix> integer;
 
     Layer(int64_t rows, int64_t cols, int64_t bank, int kind, uintptr_t values, uintptr_t index, uintptr_t schedule,
           uintptr_t starts, uintptr_t scale)
@@ -129,15 +144,26 @@ struct Layer {
              at<const int32_t>(schedule), s, s + groups, s + 2 * groups + 1};
     }
 
+    // The weights in the order of the integer kernels, made at the first call.
+    const IntegerMatrix &integer_matrix() const {
+        std::call_once(once, [this] { integer = std::make_unique<const IntegerMatrix>(p, scale); });
+        return *integer;
+    }
+
+    void run(const float *x, int64_t ldx, int64_t batch, float *y, const float *bias, bool relu, int threads, int choice) const {
+        if (Choice(choice) == Choice::integer && p.kind == Values::i8)
+            return integer_linear(integers(), integer_matrix(), x, ldx, batch, y, bias, relu, threads);
+        linear(level(), p, places, x, ldx, batch, y, {bias, scale, nullptr, relu}, threads, Choice(choice));
+    }
+
     void linear_to(uintptr_t x, int64_t ldx, int64_t batch, uintptr_t y, uintptr_t bias, bool relu, int threads,
                    int choice) const {
         nb::gil_scoped_release release;
-        const Finish finish = {at<const float>(bias), scale, nullptr, relu};
-        linear(level(), p, places, at<const float>(x), ldx, batch, at<float>(y), finish, threads, Choice(choice));
+        run(at<const float>(x), ldx, batch, at<float>(y), at<const float>(bias), relu, threads, choice);
     }
 
     // The result for a plain tensor; None, and nothing done, where the caller must look closer.
-    nb::object linear_on(nb::handle x, nb::handle bias, bool relu, int threads) const {
+    nb::object linear_on(nb::handle x, nb::handle bias, bool relu, int threads, int choice) const {
         constexpr int32_t most = 8;
         prunus::exchange::Tensor in;
         const float *added;
@@ -147,10 +173,7 @@ struct Layer {
         int64_t batch = 1, shape[most];
         for (int32_t i = 0; i < last; ++i) batch *= shape[i] = in.shape[i];
         shape[last] = p.rows;
-        return make(in, shape, [&](float *out) {
-            const Finish finish = {added, scale, nullptr, relu};
-            linear(level(), p, places, in.floats(), p.cols, batch, out, finish, threads, Choice::automatic);
-        });
+        return make(in, shape, [&](float *out) { run(in.floats(), p.cols, batch, out, added, relu, threads, choice); });
     }
 
     // `sizes`: kernel, stride, padding and dilation, each as a pair (y, x).
@@ -249,6 +272,7 @@ NB_MODULE(_kernels, m) {
         const auto *found = static_cast<const prunus::exchange::Table *>(table);
         if (found->version.major == 1 && found->view && found->allocate && found->to_object) tensors = found, tensor_type = type.ptr();
     });
+    m.def("integers", [] { return integers().name; });
     m.def("width", [] { return level().width; });
     m.def("read", [](uintptr_t from, int64_t count) {
         nb::gil_scoped_release release;
@@ -270,7 +294,7 @@ NB_MODULE(_kernels, m) {
     nb::class_<Layer>(m, "Layer")
         .def(nb::init<int64_t, int64_t, int64_t, int, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t>())
         .def("linear", &Layer::linear_to)
-        .def("linear_on", &Layer::linear_on, nb::arg().none(), nb::arg().none(), nb::arg(), nb::arg())
+        .def("linear_on", &Layer::linear_on, nb::arg().none(), nb::arg().none(), nb::arg(), nb::arg(), nb::arg())
         .def("conv", &Layer::conv_to)
         .def("conv_on", &Layer::conv_on, nb::arg().none(), nb::arg().none(), nb::arg().none(), nb::arg(), nb::arg(),
              nb::arg(), nb::arg())

@@ -15,7 +15,7 @@ namespace kernels {
 namespace {
 
 constexpr int max_threads = 256;
-constexpr int scratch_slots = 10;
+constexpr int scratch_slots = int(Scratch::count);
 
 // How long a thread looks for work, or for the end of it, before it sleeps: to wake a sleeping one can take as long.
 constexpr std::chrono::microseconds patience{50};
@@ -158,7 +158,8 @@ void run_tasks(int threads, int64_t tasks, Task task, void *context) {
     pool().run(threads, tasks, task, context);
 }
 
-void *scratch(int slot, int64_t bytes) {
+void *scratch(Scratch use, int64_t bytes) {
+    const int slot = int(use);
     if (buffers.size[slot] < bytes) {
         std::free(buffers.at[slot]);
         buffers.size[slot] = 0;

@@ -18,8 +18,22 @@ void parallel(int threads, int64_t tasks, const F &body) {
               const_cast<void *>(static_cast<const void *>(&body)));
 }
 
-// Memory that a thread keeps between calls; 64-byte aligned, contents undefined. `slot` tells users apart.
-void *scratch(int slot, int64_t bytes);
+// Memory that a thread keeps between calls, by what it is used for; 64-byte aligned, contents undefined.
+enum class Scratch : int {
+    padded,     // inputs filled up to whole banks
+    sums,       // and the tables of the permute kernel
+    inputs,     // as tiles, or as planes
+    bases,      // where each bank lies
+    cursors,    // how far each group has come
+    places,     // decoded
+    values,     // decoded
+    runs,       // of pixels; a row of a pool
+    program,    // what the steps of a program hand each other
+    window,     // of an image
+    quantised,  // inputs as bytes
+    count
+};
+void *scratch(Scratch use, int64_t bytes);
 
 }  // namespace kernels
 }  // namespace prunus

@@ -7,7 +7,6 @@ namespace prunus {
 namespace kernels {
 namespace {
 
-constexpr int memory_slot = 8;
 constexpr int64_t work_per_thread = 100000;
 
 // A block of planes: where it begins, how it lies, and its sizes.
@@ -40,7 +39,7 @@ inline float larger(float a, float b) { return b > a || b != b ? b : a; }  // ke
 
 void max_pool_image(const Planes &from, int64_t channels, const int64_t *numbers, const Planes &to) {
     const int64_t kernel_y = numbers[0], kernel_x = numbers[1], stride_y = numbers[2], stride_x = numbers[3];
-    float *best = static_cast<float *>(scratch(7, from.width * int64_t(sizeof(float))));
+    float *best = static_cast<float *>(scratch(Scratch::runs, from.width * int64_t(sizeof(float))));
     for (int64_t k = 0; k < channels; ++k)
         for (int64_t y = 0; y < to.height; ++y) {
             std::copy(from.row(k, y * stride_y), from.row(k, y * stride_y) + from.width, best);
@@ -78,7 +77,7 @@ void Program::max_pool(Size size, int64_t kernel_y, int64_t kernel_x, int64_t st
 }
 
 void Program::image(int64_t n, const std::vector<float *> &tensors, int threads) const {
-    float *memory = static_cast<float *>(scratch(memory_slot, memory_ * int64_t(sizeof(float))));
+    float *memory = static_cast<float *>(scratch(Scratch::program, memory_ * int64_t(sizeof(float))));
     const auto at = [&](const Place &place) {
         return place.base < 0 ? memory + place.offset : tensors[size_t(place.base)] + n * sizes_[size_t(place.base)];
     };

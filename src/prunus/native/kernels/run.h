@@ -9,7 +9,7 @@
 namespace prunus {
 namespace kernels {
 
-enum class Choice : int { automatic = 0, permute = 1, tile = 2 };
+enum class Choice : int { automatic = 0, permute = 1, tile = 2, integer = 3 };
 
 struct Finish {
     const float *bias;   // [rows] or null

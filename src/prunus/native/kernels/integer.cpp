@@ -1,0 +1,171 @@
+#include "integer.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <new>
+
+#include "pool.h"
+
+namespace prunus {
+namespace kernels {
+namespace {
+
+constexpr size_t alignment = 64;
+constexpr int64_t inputs_at_hand = 16 << 10;  // quantised inputs that stay in the first-level cache beside the weights
+constexpr int64_t work_per_thread = 400000;   // multiply-adds below which a second thread costs more than it brings
+constexpr int64_t task_work = 1 << 16;        // floats to quantise in one task
+
+// What sixteen rows keep in one bank of 16 columns.
+struct Bank {
+    int32_t number;
+    int count[lanes];
+    uint8_t column[lanes][16];
+    int8_t value[lanes][16];
+    int most() const { return *std::max_element(count, count + lanes); }
+};
+
+// `width` weights of each row, from the one numbered `first`; where there are none left, zeros.
+struct Part {
+    const Bank *bank;
+    int first;
+};
+
+// Which register of a unit holds a row, and where its four bytes begin.
+int half_of(int64_t row) { return int(row / 4 % 2); }
+int64_t byte_of(int64_t row) { return row % 4 * 4 + row / 8 * 16; }
+
+int8_t value_at(const Part &part, int64_t row, int number) {
+    return part.first + number < part.bank->count[row] ? part.bank->value[row][part.first + number] : int8_t(0);
+}
+uint8_t column_at(const Part &part, int64_t row, int number) {
+    return part.first + number < part.bank->count[row] ? part.bank->column[row][part.first + number] : uint8_t(0);
+}
+
+// parts: one (four weights each), two (two each) or four (one each).
+void write_unit(const Part *parts, int count, uint8_t *out) {
+    const int width = 4 / count;
+    for (int64_t row = 0; row < lanes; ++row)
+        for (int slot = 0; slot < 4; ++slot) {
+            const Part &part = parts[slot / width];
+            const uint8_t column = column_at(part, row, slot % width);
+            out[32 + half_of(row) * 32 + byte_of(row) + slot] = uint8_t(value_at(part, row, slot % width));
+            // Indices stand as they are looked up: quads as the weights do; otherwise two bytes for each row, the first
+            // half of the slots in the first register.
+            const bool quad = count == 1;
+            const int64_t byte = quad ? byte_of(row) + slot : row * 2 + slot % 2;
+            const bool high = quad ? half_of(row) : slot / 2;
+            out[byte] = uint8_t(out[byte] | (high ? column << 4 : column));
+        }
+}
+
+// One group's kept weights, sorted into units.
+struct Sorted {
+    std::vector<Bank> kept;
+    std::vector<Part> quads, pairs, singles;
+
+    Sorted(const Packed &p, int64_t group) {
+        const int64_t per_packet = p.per_packet(), ratio = p.bank / table;
+        const uint32_t mask = per_packet == 2 ? 15 : 255;
+        const int32_t *schedule = p.schedule + p.schedule_start[group];
+        const int8_t *values = static_cast<const int8_t *>(p.values) + p.slot_start[group] * lanes;
+        for (int64_t s = 0; s < p.slots(group); ++s) {
+            if (s == 0 || schedule[s] != schedule[s - 1])
+                for (int64_t i = 0; i < ratio; ++i) kept.push_back({int32_t(schedule[s] * ratio + i), {}, {}, {}});
+            const uint8_t *packet = p.index + (p.packet_start[group] + s / per_packet) * lanes;
+            for (int64_t row = 0; row < lanes; ++row) {
+                const int8_t value = values[s * lanes + row];
+                if (value == 0) continue;
+                const uint32_t column = (uint32_t(packet[row]) >> (s % per_packet * 4)) & mask;
+                Bank &to = kept[kept.size() - size_t(ratio) + column / uint32_t(table)];
+                const int at = to.count[row]++;
+                to.column[row][at] = uint8_t(column % uint32_t(table)), to.value[row][at] = value;
+            }
+        }
+        for (const Bank &b : kept) {
+            const int most = b.most();
+            for (int first = 0; first < most; first += 4)
+                (most - first >= 3 ? quads : most - first == 2 ? pairs : singles).push_back({&b, first});
+        }
+        // Whole units: what is left over goes where fewer places stay empty.
+        for (size_t over = singles.size() % 4; over == 1 || over == 2; over = singles.size() % 4)
+            pairs.push_back(singles.back()), singles.pop_back();
+        if (pairs.size() % 2) quads.push_back(pairs.back()), pairs.pop_back();
+        while (singles.size() % 4) singles.push_back({singles.back().bank, 16});  // nothing more
+    }
+};
+
+}  // namespace
+
+IntegerMatrix::IntegerMatrix(const Packed &p, const float *row_scale)
+    : rows(p.rows), cols(p.cols), banks((p.cols + table - 1) / table), units(nullptr, std::free) {
+    sum.assign(size_t(p.groups * lanes), 0);
+    scale.assign(size_t(p.groups * lanes), 0.0f);
+    std::copy(row_scale, row_scale + p.rows, scale.begin());
+    std::vector<uint8_t> bytes;
+    for (int64_t g = 0; g < p.groups; ++g) {
+        const Sorted sorted(p, g);
+        groups.push_back({int64_t(bytes.size()) / unit_bytes, int64_t(bank.size()), int32_t(sorted.quads.size()),
+                          int32_t(sorted.pairs.size() / 2), int32_t(sorted.singles.size() / 4)});
+        const auto write = [&](const std::vector<Part> &parts, size_t together) {
+            for (size_t i = 0; i < parts.size(); i += together) {
+                bytes.resize(bytes.size() + size_t(unit_bytes));
+                write_unit(&parts[i], int(together), bytes.data() + bytes.size() - unit_bytes);
+                for (size_t j = 0; j < together; ++j) bank.push_back(parts[i + j].bank->number);
+            }
+        };
+        write(sorted.quads, 1), write(sorted.pairs, 2), write(sorted.singles, 4);
+        for (const Bank &b : sorted.kept)
+            for (int64_t row = 0; row < lanes; ++row)
+                for (int i = 0; i < b.count[row]; ++i) sum[size_t(g * lanes + row)] += b.value[row][i];
+    }
+    for (int32_t number : bank) place.push_back(number * int32_t(table));
+    count = int64_t(bytes.size()) / unit_bytes;
+    units.reset(static_cast<uint8_t *>(std::aligned_alloc(alignment, (bytes.size() + alignment) / alignment * alignment)));
+    if (!units) throw std::bad_alloc();
+    std::copy(bytes.begin(), bytes.end(), units.get());
+}
+
+void integer_linear(const IntegerLevel &level, const IntegerMatrix &m, const float *x, int64_t ldx, int64_t tokens,
+                    float *y, const float *bias, bool relu, int threads) {
+    const int64_t groups = int64_t(m.groups.size());
+    if (tokens == 0 || groups == 0) return;
+    const int64_t pitch = m.banks * table, work = m.count * 64 * tokens;
+    const int useful = int(std::max<int64_t>(1, std::min<int64_t>(threads, work / work_per_thread)));
+    uint8_t *q = static_cast<uint8_t *>(scratch(Scratch::quantised, pitch * tokens + int64_t(sizeof(Step)) * tokens + table));
+    Step *steps = reinterpret_cast<Step *>(q + pitch * tokens);
+    const int64_t together = std::max<int64_t>(1, task_work / std::max<int64_t>(1, m.cols));
+    parallel(useful, (tokens + together - 1) / together, [&](int64_t task) {
+        for (int64_t n = task * together; n < std::min(tokens, (task + 1) * together); ++n)
+            steps[n] = level.quantise(x + n * ldx, m.cols, q + n * pitch);
+    });
+    // Tokens are cut so that their inputs stay in the first-level cache while all rows read them.
+    const int64_t block = std::max<int64_t>(4, inputs_at_hand / std::max<int64_t>(1, pitch) / 4 * 4);
+    const int64_t blocks = (tokens + block - 1) / block;
+    const int64_t parts = useful > 1 ? std::min(groups, std::max<int64_t>(1, (4 * useful + blocks - 1) / blocks)) : 1;
+    parallel(useful, blocks * parts, [&](int64_t task) {
+        const int64_t n = task / parts * block, part = task % parts, count = std::min(block, tokens - n);
+        for (int64_t g = groups * part / parts; g < groups * (part + 1) / parts; ++g) {
+            const IntegerGroup &group = m.groups[size_t(g)];
+            const int64_t first = g * lanes;
+            level.multiply({.units = m.units.get() + group.unit * unit_bytes,
+                            .place = m.place.data() + group.place,
+                            .quads = group.quads,
+                            .pairs = group.pairs,
+                            .crossed = group.crossed,
+                            .x = q + n * pitch,
+                            .pitch = pitch,
+                            .step = steps + n,
+                            .tokens = int(count),
+                            .sum = m.sum.data() + first,
+                            .scale = m.scale.data() + first,
+                            .bias = bias ? bias + first : nullptr,
+                            .rows = std::min(lanes, m.rows - first),
+                            .relu = relu,
+                            .out = y + n * m.rows + first,
+                            .ldo = m.rows});
+        }
+    });
+}
+
+}  // namespace kernels
+}  // namespace prunus

@@ -1,0 +1,106 @@
+// Integer products: int8 weights times inputs of seven bits, summed exactly in 32 bits.
+//
+// A token's inputs become bytes q = round(x / step) + zero, 0 .. 127, so a bank of 16 columns is one 16-byte table that
+// a byte shuffle can look up. The kernels read the weights in an order of their own, made once from the packed layout:
+// rows sixteen at a time (a group), and the group's kept weights in units of 64. A unit is 32 bytes of indices (two
+// nibbles to a byte: the first register's in the low halves) and two registers of weights, which hold for each row
+// four weights side by side, rows 0-3 and 8-11 in the first, 4-7 and 12-15 in the second:
+//
+//   quads    one bank that keeps four (or three) weights in a row: its table gives both registers at once
+//   pairs    two banks of two: each gives two bytes for each row, which are then interleaved
+//   crossed  four banks of one: two and two are looked up into every second byte, joined, then interleaved as pairs are
+//
+// A bank of seven is a quad and a quad with a hole; one of five a quad and a single. Every instruction set computes the
+// same integers, and the same floats from them.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <vector>
+
+#include "format.h"
+
+namespace prunus {
+namespace kernels {
+
+constexpr int64_t unit_bytes = 96, table = 16;
+constexpr int top = 127;                          // of a quantised input; 2 * 127 * 128 fits 16 bits
+constexpr int64_t most_in_row = 133144;           // weights whose sum is sure to fit 32 bits
+
+struct IntegerGroup {
+    int64_t unit, place;  // where its units and places begin
+    int32_t quads, pairs, crossed;
+};
+
+struct IntegerMatrix {
+    int64_t rows = 0, cols = 0, banks = 0;  // banks of 16
+    std::vector<IntegerGroup> groups;
+    std::unique_ptr<uint8_t, void (*)(void *)> units;  // 64-byte aligned
+    int64_t count = 0;                                 // of units
+    std::vector<int32_t> bank;   // of each table: one for a quad, two for pairs, four for crossed
+    std::vector<int32_t> place;  // the same as offsets in bytes: 16 * bank
+    std::vector<int32_t> sum;    // of each row's weights, rows in whole groups
+    std::vector<float> scale;    // likewise
+
+    explicit IntegerMatrix(const Packed &, const float *scale);
+};
+
+// Inputs of one token: x is about step * (q - zero). A token with NaN or infinity has the step NaN, and so its results.
+struct Step {
+    float step;
+    int32_t zero;
+};
+
+// Sixteen rows of a few tokens: out[token] = act((sum - zero * rows' sum) * (step * scale) + bias).
+struct IntegerTask {
+    const uint8_t *units;
+    const int32_t *place;
+    int32_t quads, pairs, crossed;
+    const uint8_t *x;  // quantised, tokens `pitch` bytes apart
+    int64_t pitch;
+    const Step *step;
+    int tokens;
+    const int32_t *sum;
+    const float *scale, *bias;  // bias may be null; sixteen of each
+    int64_t rows;               // that exist
+    bool relu;
+    float *out;
+    int64_t ldo;
+};
+
+// How a token's range, which always contains zero, is cut into steps. `largest`: the bits of the largest |x|.
+struct Grid {
+    Step step;
+    float inverse;
+    bool flat;  // every byte is zero: nothing but zeros, numbers too small to be scaled, or none that are finite
+};
+
+inline Grid grid_for(float low, float high, uint32_t largest) {
+    constexpr uint32_t infinity = 0x7F800000u;
+    if (largest >= infinity) return {{std::numeric_limits<float>::quiet_NaN(), 0}, 0.0f, true};
+    const float step = high / float(top) - low / float(top);
+    if (step < 1e-37f) return {{0.0f, 0}, 0.0f, true};
+    const float inverse = 1.0f / step;
+    return {{step, int32_t(std::nearbyint(-low * inverse))}, inverse, false};
+}
+
+struct IntegerLevel {
+    const char *name;
+    // One token: count floats to bytes, filled up with zeros to a whole number of banks.
+    Step (*quantise)(const float *x, int64_t count, uint8_t *out);
+    void (*multiply)(const IntegerTask &);
+};
+
+const IntegerLevel &portable_integers();
+const IntegerLevel &avx2_integers();
+const IntegerLevel &avx_vnni_integers();
+const IntegerLevel &avx512_vnni_integers();
+
+// y (tokens x rows) = act(x (tokens x cols) * W^T + bias).
+void integer_linear(const IntegerLevel &, const IntegerMatrix &, const float *x, int64_t ldx, int64_t tokens, float *y,
+                    const float *bias, bool relu, int threads);
+
+}  // namespace kernels
+}  // namespace prunus
