@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from torch import nn
 
 from prunus.sparse._machine import limits
@@ -43,7 +45,7 @@ def make_row(
             size,
         )
         times = () if timing is None else (timing.shape, 1e6 * timing.ours, 1e6 * timing.dense, timing.gain)
-        return Row(*row, *times, error=error)
+        return replace(Row(*row, *times), error=error)
     packed = module
     if packed is None:
         times = () if timing is None else (timing.shape, 1e6 * timing.ours, 1e6 * timing.dense, timing.gain)
