@@ -12,7 +12,7 @@ from torch import nn
 import prunus.models
 from prunus.study import Cell, Grid, Settings, Store
 
-TIMES = ("time_us", "time_dense_us", "speedup", "packed_layers", "format", "seconds", "versions")
+TIMES = ("time_us", "time_dense_us", "speedup", "packed_layers", "format", "seconds", "making_seconds", "versions")
 
 
 def tiny(**axes: Any) -> list[Cell]:

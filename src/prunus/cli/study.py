@@ -25,6 +25,11 @@ class Axes:
         None
     )
     width: Annotated[list[str] | None, _Many, Parameter(help="Width factors; 1 unless given.")] = None
+    method: Annotated[
+        list[str] | None,
+        _Many,
+        Parameter(help="prune, reconstruct, distil, reconstruct+distil, gradual, imp, iterand, edge-popup."),
+    ] = None
     score: Annotated[list[str] | None, _Many, Parameter(help="magnitude, random, snip, grasp, synflow, wanda.")] = None
     pattern: Annotated[
         list[str] | None, _Many, Parameter(help="unstructured, balanced:B, N:M, kernels, channels, blocks:RxC.")
@@ -58,6 +63,11 @@ class Choices:
     sensitivity: Annotated[
         int | None, Parameter(help="Test points for what each layer costs alone; 512 unless given, 0: none.")
     ] = None
+    samples: Annotated[
+        int | None, Parameter(help="Training points for reconstruct, without labels; 512 unless given.")
+    ] = None
+    distil: Annotated[str | None, Parameter(help="Distillation in methods that end with distil; 1ep.")] = None
+    gradual: Annotated[str | None, Parameter(help="Training in the method gradual; 4ep unless given.")] = None
     look: Annotated[int | None, Parameter(help="Training points for scores that need data; 2048 unless given.")] = None
     kernel: Annotated[int | None, Parameter(help="Test points of the tangent kernel; 0: none.")] = None
     compress: Annotated[bool | None, Parameter(help="Pack the pruned network and time it.")] = None
@@ -95,7 +105,7 @@ def study(
 ) -> int:
     """Run many prunings of a network and keep the results.
 
-    Each combination of network, data, score, pattern, sparsity and seed is a cell: it is trained or loaded, pruned,
+    Each combination of network, data, method, score, pattern, sparsity and seed is a cell: it is trained or loaded, pruned,
     perhaps fine-tuned, certified, compressed and timed. Cells that are in the folder already are not run again, so a
     study that was stopped goes on where it was. Exit status 1 if a cell failed.
 
@@ -108,7 +118,10 @@ def study(
     running = running or Running()
     columns = _split(running.columns)
     check_columns(columns)
-    cells = _grid(models, grid, axes, choices, seed).cells()
+    asked = _grid(models, grid, axes, choices, seed)
+    cells = asked.cells()
+    for sentence in asked.left_out():
+        print(f"note: {sentence}", file=sys.stderr)
     engine = _engine(running.engine, running.workers)
     exists = (running.output / NAME).is_file()
     with Store(running.output) if exists else contextlib.nullcontext() as old:
@@ -172,10 +185,10 @@ def _axes(axes: Axes) -> dict[str, Any]:
 
     if axes.seeds is not None and axes.seeds < 1:
         raise BadInput(f"A study needs at least one seed, not {axes.seeds}.")
-    for name in ("data", "width", "score", "pattern", "sparsity"):
+    for name in ("data", "width", "method", "score", "pattern", "sparsity"):
         if getattr(axes, name) is not None and not _split(getattr(axes, name)):
             raise BadInput(f"The grid is empty: give at least one value for --{name}.")
-    found: dict[str, Any] = {name: _split(getattr(axes, name)) for name in ("data", "score", "pattern")}
+    found: dict[str, Any] = {name: _split(getattr(axes, name)) for name in ("data", "method", "score", "pattern")}
     for name in ("width", "sparsity"):
         try:
             found[name] = [float(text) for text in _split(getattr(axes, name))]
@@ -315,7 +328,7 @@ def _line(group: Any) -> list[Any]:
     accuracy, spread = group.means.get("accuracy"), ""
     if accuracy is not None and accuracy.deviation is not None:
         spread = f" ± {accuracy.deviation:.2%}"
-    cells = [group.network, group.data, group.method, f"{group.sparsity:g}"]
+    cells = [group.network, group.data, group.label, f"{group.sparsity:g}"]
     cells.append(None if accuracy is None else f"{accuracy.value:.2%}{spread}")
     dense, faster, smaller = group.mean("accuracy_dense"), group.mean("speedup"), group.smaller
     cells.append(None if dense is None else f"{dense:.2%}")

@@ -66,7 +66,7 @@ class Panel:
 
     @property
     def methods(self) -> list[str]:
-        return list(dict.fromkeys(group.method for group in self.groups))
+        return list(dict.fromkeys(group.label for group in self.groups))
 
     @property
     def front(self) -> list[Group]:
@@ -97,9 +97,8 @@ def panels(results: Sequence[Result], bases: Mapping[str, Mapping[str, Any]]) ->
     return made
 
 
-def _place(group: Group) -> tuple[bool, str, bool, str, bool, float]:
-    chosen = (group.score != "magnitude", group.score, group.tuned)
-    return (group.pattern != "unstructured", group.pattern, *chosen, group.sparsity)
+def _place(group: Group) -> tuple[Any, ...]:
+    return (group.pattern != "unstructured", group.pattern, *_way(group), group.sparsity)
 
 
 def payload(panel: Panel) -> dict[str, Any]:
@@ -117,22 +116,28 @@ def payload(panel: Panel) -> dict[str, Any]:
 
 
 def _looks(panel: Panel) -> list[list[int]]:
-    """For each method two numbers: which pattern it is (its colour), and which way of choosing (its line)."""
-    firsts = {group.method: group for group in reversed(panel.groups)}
-    groups = [firsts[method] for method in panel.methods]
+    """For each method two numbers: its colour and shape, and its line and filling.
+
+    Colour goes to what takes more values in this study: the pattern, or the way weights were chosen.
+    """
+    firsts = {group.label: group for group in reversed(panel.groups)}
+    groups = [firsts[label] for label in panel.methods]
     patterns = list(dict.fromkeys(group.pattern for group in groups))
-    ways = sorted({(group.score != "magnitude", group.tuned, group.score) for group in groups})
-    return [
-        [patterns.index(group.pattern), ways.index((group.score != "magnitude", group.tuned, group.score))]
-        for group in groups
-    ]
+    ways = sorted({_way(group) for group in groups})
+    pairs = [[patterns.index(group.pattern), ways.index(_way(group))] for group in groups]
+    return pairs if len(patterns) >= len(ways) else [[way, pattern] for pattern, way in pairs]
+
+
+def _way(group: Group) -> tuple[bool, bool, bool, str, str]:
+    """How the weights were chosen; plain pruning by magnitude, the yardstick, comes first."""
+    return (group.method != "prune", group.score != "magnitude", group.tuned, group.method, group.score)
 
 
 def _group(group: Group, on_front: bool) -> dict[str, Any]:
     first = group.results[0].record
     values = {name: [_short(mean.value), _short(mean.deviation)] for name, mean in group.means.items() if name in PAIRS}
     return {
-        "method": group.method,
+        "method": group.label,
         "sparsity": group.sparsity,
         "seeds": len(group.results),
         "front": on_front,

@@ -7,6 +7,7 @@
   const SYMBOLS = ["circle", "square", "diamond", "triangle-up", "x", "star", "pentagon", "hexagon"];
   const DASHES = ["solid", "dash", "dot", "dashdot", "longdash", "longdashdot", "solid", "dash"];
   const FILLINGS = ["", "-dot", "-open", "-open-dot"];
+  const hidden = new Set();  // labels that the reader has switched off
   let panel = 0;
   let printing = false;
 
@@ -27,7 +28,7 @@
       font: { family: css("--sans"), size: narrow ? 12 : 13, color: css("--soft") },
       paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
       margin: { l: 52, r: 14, t: 8, b: 44 }, hovermode: "closest", dragmode: false,
-      legend: { orientation: "h", y: 1.02, yanchor: "bottom", x: 0, font: { color: css("--ink"), size: 12 } },
+      showlegend: false,  // one legend above serves all pictures
       hoverlabel: { bgcolor: css("--card"), bordercolor: css("--line"), font: { color: css("--ink"), family: css("--sans") } },
     };
     const { xaxis, yaxis, ...rest } = extra;
@@ -40,22 +41,53 @@
     place.setAttribute("aria-label", words ? words.textContent : "");
     if (!traces.length) { place.innerHTML = '<p class="how">Nothing was measured for this picture.</p>'; return; }
     if (!place.querySelector(".plot-container")) place.textContent = "";
-    place.style.height = "";
-    const entries = traces.filter((trace) => trace.showlegend !== false).length, across = Math.max(1, Math.floor(place.clientWidth / 190));
-    place.style.height = `${place.clientHeight + 20 * Math.max(0, Math.ceil(entries / across) - 2)}px`;  // a long legend must not eat the picture
     const size = { width: place.clientWidth, height: place.clientHeight };  // given, so that paper gets its own
     Plotly.react(place, traces, layout({ ...extra, ...size }), { displayModeBar: false });
   }
 
+  const SHARE = { autorangeoptions: { clipmin: 0, clipmax: 100.5 } };  // no accuracy beyond 100 %
   const title = (text) => ({ text, font: { size: 13, color: css("--soft") }, standoff: 8 });
-  // Colour and shape say the pattern. Line and filling say how the weights were chosen, where there are several ways.
-  const style = (place) => {
-    const [pattern, way] = here().looks[place];
-    const several = here().looks.some((look) => look[1] > 0);
-    const shape = SYMBOLS[pattern % 8];
-    return { color: colour(pattern), shape, symbol: shape + FILLINGS[way % 4], dash: DASHES[several ? way : pattern % 8] };
+  // Colour and shape say what varies most in this study (its pattern, or how weights were chosen); line and filling the other.
+  const looks = (mine, place) => {
+    const [first, second] = mine.looks[place];
+    const several = mine.looks.some((look) => look[1] > 0);
+    return { place: first % 8, shape: SYMBOLS[first % 8], filling: FILLINGS[second % 4], dash: DASHES[(several ? second : first) % 8] };
   };
-  const byMethod = (use) => here().methods.flatMap((method, place) => use(method, here().groups.filter((group) => group.method === method), style(place)));
+  const style = (place) => {
+    const look = looks(here(), place);
+    return { color: colour(look.place), shape: look.shape, symbol: look.shape + look.filling, dash: look.dash };
+  };
+  const byMethod = (use) => here().methods.flatMap((method, place) => (hidden.has(method) ? [] : use(method, here().groups.filter((group) => group.method === method), style(place))));
+
+  // -------------------------------------------------------------------------------------------------------- legend
+  const MARKS = {
+    circle: "M22,6a4,4 0 1,1 -8,0a4,4 0 1,1 8,0z", square: "M14,2h8v8h-8z", diamond: "M18,1l5,5l-5,5l-5,-5z", "triangle-up": "M18,1l5,9h-10z", x: "M14,3l1.5,-1.5l2.5,2.5l2.5,-2.5l1.5,1.5l-2.5,2.5l2.5,2.5l-1.5,1.5l-2.5,-2.5l-2.5,2.5l-1.5,-1.5l2.5,-2.5z",
+    star: "M18,0l1.6,4h4.2l-3.4,2.6l1.3,4.2l-3.7,-2.6l-3.7,2.6l1.3,-4.2l-3.4,-2.6h4.2z", pentagon: "M18,1l5,3.8l-1.9,6h-6.2l-1.9,-6z", hexagon: "M15,2h6l3,4l-3,4h-6l-3,-4z",
+  };
+  const STROKES = { solid: "", dash: "7 3", dot: "2 3", dashdot: "7 3 2 3", longdash: "11 4", longdashdot: "11 3 2 3" };
+
+  function swatch(place) {
+    const look = looks(here(), place), paint = `var(--c${look.place})`, NS = "http://www.w3.org/2000/svg";
+    const picture = document.createElementNS(NS, "svg"), line = document.createElementNS(NS, "path"), mark = document.createElementNS(NS, "path");
+    picture.setAttribute("viewBox", "0 0 36 12"); picture.setAttribute("aria-hidden", "true");
+    line.setAttribute("d", "M0,6h36"); line.setAttribute("stroke", paint); line.setAttribute("stroke-width", "2"); line.setAttribute("stroke-dasharray", STROKES[look.dash]);
+    mark.setAttribute("d", MARKS[look.shape]); mark.setAttribute("stroke", paint); mark.setAttribute("stroke-width", "1.5"); mark.setAttribute("fill", look.filling.includes("open") ? "var(--card)" : paint);
+    picture.append(line, mark);
+    return picture;
+  }
+
+  function legend() {
+    const box = find("#legend");
+    box.replaceChildren(...here().methods.map((method, place) => {
+      const button = element("button", { type: "button", "aria-pressed": String(!hidden.has(method)), title: "Show or hide it in every picture" }, [swatch(place), method]);
+      button.addEventListener("click", () => {
+        if (hidden.has(method)) hidden.delete(method); else hidden.add(method);
+        button.setAttribute("aria-pressed", String(!hidden.has(method)));
+        pictures();
+      });
+      return button;
+    }));
+  }
   const has = (groups, ...names) => groups.filter((group) => names.every((name) => value(group, name) !== null));
 
   // ------------------------------------------------------------------------------------------------------- pictures
@@ -66,14 +98,14 @@
         name: method, mode: "lines+markers", x: known.map((g) => 100 * g.sparsity), y: known.map((g) => 100 * value(g, "accuracy")),
         error_y: { type: "data", array: known.map((g) => 100 * (spread(g, "accuracy") || 0)), thickness: 1.4, width: 4 },
         line: { color: look.color, width: 2.4, dash: look.dash }, marker: { color: look.color, symbol: look.symbol, size: 9 },
-        customdata: known.map((g) => [g.seeds, spread(g, "accuracy") === null ? "" : ` ± ${(100 * spread(g, "accuracy")).toFixed(1)}`]),
-        hovertemplate: "<b>" + method + "</b><br>%{x:.4g} % zeros<br>%{y:.1f}%{customdata[1]} % accuracy<br>%{customdata[0]} seeds<extra></extra>",
+        customdata: known.map((g) => [g.seeds === 1 ? "1 seed" : `${g.seeds} seeds`, spread(g, "accuracy") === null ? "" : ` ± ${(100 * spread(g, "accuracy")).toFixed(1)}`]),
+        hovertemplate: "<b>" + method + "</b><br>%{x:.4g} % zeros<br>%{y:.1f}%{customdata[1]} % accuracy<br>%{customdata[0]}<extra></extra>",
       }] : [];
     });
     const dense = here().dense;
     const lines = dense === null ? [] : [{ type: "line", xref: "paper", x0: 0, x1: 1, y0: 100 * dense, y1: 100 * dense, line: { color: css("--soft"), dash: "dot", width: 1.5 } }];
     const notes = dense === null ? [] : [{ xref: "paper", x: 0.005, y: 100 * dense, yanchor: "bottom", xanchor: "left", showarrow: false, text: `dense ${percent(dense)}`, font: { color: css("--soft"), size: 12 } }];
-    draw("accuracy", traces, { xaxis: { title: title("zeros, %") }, yaxis: { title: title("test accuracy, %") }, shapes: lines, annotations: notes });
+    draw("accuracy", traces, { xaxis: { title: title("zeros, %") }, yaxis: { title: title("test accuracy, %"), ...SHARE }, shapes: lines, annotations: notes });
   }
 
   function pareto() {
@@ -93,8 +125,8 @@
       }] : [];
     }));
     const dense = here().dense;
-    if (traces.length && dense !== null) traces.push({ name: "dense", mode: "markers", x: [1], y: [100 * dense], marker: { symbol: "cross-thin", size: 12, line: { width: 2.5, color: css("--ink") } }, hovertemplate: "<b>dense</b><br>%{y:.1f} %<extra></extra>" });
-    draw("pareto", traces, { xaxis: { title: title("times faster than dense") }, yaxis: { title: title("test accuracy, %") } });
+    if (traces.length && dense !== null) traces.push({ name: "dense", mode: "markers+text", text: ["dense"], textposition: "middle right", textfont: { color: css("--soft"), size: 12 }, x: [1], y: [100 * dense], marker: { symbol: "cross-thin", size: 12, line: { width: 2.5, color: css("--ink") } }, hovertemplate: "<b>dense</b><br>%{y:.1f} %<extra></extra>" });
+    draw("pareto", traces, { xaxis: { title: title("times faster than dense") }, yaxis: { title: title("test accuracy, %"), ...SHARE } });
   }
 
   function macs() {
@@ -107,7 +139,7 @@
         hovertemplate: "<b>" + method + "</b>, %{customdata:.4g} % zeros<br>%{x:.2f} times fewer multiply-adds<br>%{y:.2f} times faster<extra></extra>",
       }] : [];
     });
-    if (traces.length) traces.push({ name: "ideal", mode: "lines", x: [1, most], y: [1, most], line: { color: css("--soft"), dash: "dash", width: 1.4 }, hoverinfo: "skip" });
+    if (traces.length) traces.push({ name: "ideal", mode: "lines+text", text: ["", "ideal"], textposition: "middle left", textfont: { color: css("--soft"), size: 12 }, x: [1, most], y: [1, most], line: { color: css("--soft"), dash: "dash", width: 1.4 }, hoverinfo: "skip" });
     const ticks = { tickvals: [0.5, 1, 1.5, 2, 3, 5, 10, 20, 50, 100], type: "log" };
     draw("macs", traces, { xaxis: { title: title("times fewer multiply-adds"), ...ticks }, yaxis: { title: title("times faster"), ...ticks } });
   }
@@ -168,13 +200,13 @@
   }
 
   function kernel(chosen) {
-    const peers = here().groups.filter((g) => g.sparsity === chosen.sparsity && g.eigenvalues.length);
+    const peers = here().groups.filter((g) => g.sparsity === chosen.sparsity && g.eigenvalues.length && !hidden.has(g.method));
     const line = (name, values, look, wide) => ({
       name, mode: "lines+markers", x: values.map((_, place) => place + 1), y: values.map((v) => Math.max(v, 1e-12)), line: { color: look.color, width: wide, dash: look.dash },
       marker: { color: look.color, symbol: look.symbol, size: 6 }, hovertemplate: "<b>" + name + "</b><br>eigenvalue %{x}: %{y:.4g}<extra></extra>",
     });
     const traces = peers.map((g) => line(g.method, g.eigenvalues, style(here().methods.indexOf(g.method)), 2));
-    if (traces.length && here().eigenvalues.length) traces.unshift(line("dense", here().eigenvalues, { color: css("--ink"), symbol: "circle-open", dash: "dot" }, 1.6));
+    if (traces.length && here().eigenvalues.length) traces.unshift(line("dense, dotted", here().eigenvalues, { color: css("--ink"), symbol: "circle-open", dash: "dot" }, 1.6));
     draw("kernel", traces, { xaxis: { title: title("eigenvalue, largest first") }, yaxis: { title: title("value"), type: "log", dtick: 1, exponentformat: "power" } });
   }
 
@@ -251,7 +283,9 @@
 
   function redraw() { if (data.panels.length) render(); }
 
-  function render() { accuracy(); pareto(); macs(); certificate(); energy(); detail(); }
+  function pictures() { accuracy(); pareto(); macs(); certificate(); energy(); kernel(chosenGroup()); }
+
+  function render() { legend(); accuracy(); pareto(); macs(); certificate(); energy(); detail(); }
 
   // ---------------------------------------------------------------------------------------------------------- table
   function sortBy(header) {
@@ -271,10 +305,12 @@
   }
 
   function filter() {
-    const wanted = find("#filter").value.toLowerCase().replace(/\s+/g, " ").trim();
+    const wanted = find("#filter").value.toLowerCase().replace(/\s+%/g, "%").split(/\s+/).filter(Boolean);
     let shown = 0, total = 0;
     all(".numbers tbody tr").forEach((row) => {
-      const fits = [...row.cells].map((cell) => cell.textContent).join(" | ").toLowerCase().replace(/\s+/g, " ").includes(wanted);
+      const said = [...row.cells].map((cell) => cell.textContent).join(" | ").toLowerCase().replace(/\s+%/g, "%").replace(/\s+/g, " ");
+      const zeros = row.querySelector("[data-key=sparsity]"), share = zeros ? `${Math.round(100 * zeros.dataset.value)}` : "";
+      const fits = wanted.every((word) => (/^[0-9.]+%?$/.test(word) ? share === word.replace("%", "") || (word.includes("%") && said.includes(word)) : said.includes(word)));
       row.hidden = !fits;
       if (!row.closest(".panel").hidden) { total++; shown += fits; }
     });
@@ -311,8 +347,8 @@
 
   all(".numbers tbody td.text").forEach((cell) => {
     const mine = data.panels[+cell.closest(".panel").dataset.panel];
-    const [pattern, way] = mine.looks[mine.methods.indexOf(cell.textContent)];
-    cell.prepend(element("span", { class: way > 1 ? "dot open" : "dot", style: `--dot:var(--c${pattern % 8})` }, []));
+    const look = looks(mine, mine.methods.indexOf(cell.textContent));
+    cell.prepend(element("span", { class: look.filling.includes("open") ? "dot open" : "dot", style: `--dot:var(--c${look.place})` }, []));
   });
   if (data.panels.length) { render(); filter(); }
   root.dataset.ready = "yes";

@@ -96,7 +96,7 @@ def _panel(panel: Panel) -> dict[str, Any]:
         "alternatives": words.describe(panel),
         "cards": _cards(panel),
         "chosen": panel.groups.index(chosen) if chosen is not None else 0,
-        "choices": [f"{group.method}, {words.percent(group.sparsity, 0)} zeros" for group in panel.groups],
+        "choices": [f"{group.label}, {words.percent(group.sparsity, 0)} zeros" for group in panel.groups],
         "rows": [_row(panel, number) for number in range(len(panel.groups))],
         "histograms": svg.histograms(base.get("weights", [])),
         "has_kernel": any(group.results[0].record.get("kernel") for group in panel.groups),
@@ -152,7 +152,7 @@ def _row(panel: Panel, number: int) -> dict[str, tuple[str, float | str | None]]
     energy, faster, smaller = group.mean("energy_removed"), group.mean("speedup"), group.smaller
     agreement = group.mean("agreement")
     return {
-        "method": (group.method, group.method),
+        "method": (group.label, group.label),
         "sparsity": (words.percent(group.sparsity, 0), group.sparsity),
         "accuracy": ("–" if accuracy is None else words.spread(accuracy), None if accuracy is None else accuracy.value),
         "lost": ("–" if lost is None else f"{100 * lost:.1f}", lost),

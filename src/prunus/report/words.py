@@ -59,7 +59,7 @@ def headline(panel: Panel) -> str:
     elif group.mean("agreement") is not None:
         parts.append(f"agrees with the dense one on {percent(group.mean('agreement') or 0)} of held-out inputs")
     joined = f"{', '.join(parts[:-1])} and {parts[-1]}" if len(parts) > 1 else parts[0]
-    return f"At {percent(group.sparsity, 0)} {group.method}, the network {joined}."
+    return f"At {percent(group.sparsity, 0)} {group.label}, the network {joined}."
 
 
 def remarks(panel: Panel) -> list[str]:
@@ -69,7 +69,7 @@ def remarks(panel: Panel) -> list[str]:
     if drop is not None:
         before, after = drop
         found.append(
-            f"The steepest fall of accuracy: {after.method} from {percent(before.mean('accuracy') or 0)} at "
+            f"The steepest fall of accuracy: {after.label} from {percent(before.mean('accuracy') or 0)} at "
             f"{percent(before.sparsity, 0)} zeros to {percent(after.mean('accuracy') or 0)} at "
             f"{percent(after.sparsity, 0)}."
         )
@@ -98,8 +98,8 @@ def remarks(panel: Panel) -> list[str]:
         )
     if any(group.vacuous for group in panel.groups):
         found.append(
-            "Some certificates are vacuous: no better than the sum of the two networks' own sizes. Deep networks need "
-            "smaller neighbourhoods, or a spectral penalty in training."
+            "Some certificates say nothing: they are no better than the sum of both networks' largest output norms. Deep "
+            "networks need smaller neighbourhoods, or a spectral penalty in training."
         )
     if panel.seeds > 1:
         found.append(f"Means and standard deviations are over {panel.seeds} seeds; a bar on a point is one of them.")
@@ -109,7 +109,7 @@ def remarks(panel: Panel) -> list[str]:
 def _steepest(panel: Panel) -> tuple[Group, Group] | None:
     worst, pair = 0.02, None
     for method in panel.methods:
-        groups = [group for group in panel.groups if group.method == method and group.mean("accuracy") is not None]
+        groups = [group for group in panel.groups if group.label == method and group.mean("accuracy") is not None]
         for before, after in pairwise(groups):
             fall = (before.mean("accuracy") or 0) - (after.mean("accuracy") or 0)
             if fall > worst:
@@ -140,7 +140,7 @@ def _series(panel: Panel, title: str, column: str, show: Callable[[float], str])
         points = [
             f"{show(value)} at {percent(group.sparsity, 0)}"
             for group in panel.groups
-            if group.method == method and (value := group.mean(column)) is not None
+            if group.label == method and (value := group.mean(column)) is not None
         ]
         if points:
             sentences.append(f"{method}: {', '.join(points)}.")
@@ -149,7 +149,7 @@ def _series(panel: Panel, title: str, column: str, show: Callable[[float], str])
 
 def _front(panel: Panel) -> str:
     points = [
-        f"{group.method} at {percent(group.sparsity, 0)} ({group.mean('speedup'):.2f} times faster, "
+        f"{group.label} at {percent(group.sparsity, 0)} ({group.mean('speedup'):.2f} times faster, "
         f"{percent(group.mean('accuracy') or 0)})"
         for group in panel.front
     ]

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from prunus.errors import BadInput
+from prunus.study import own_scores
 from prunus.study.grid import Cell
 
 RETRIES = 2
@@ -41,6 +42,7 @@ class Job:
             "data_dir": self.cell.settings.data_dir,
             "weights": str(self.weights),
             "base": self.base,
+            "own_score": own_scores.address(self.cell.score),
         }
 
 

@@ -23,9 +23,13 @@ from typing import Any
 from prunus.contract import Duration, check_sparsity
 from prunus.errors import BadFile, BadInput, UnknownName
 
-AXES = ("model", "width", "data", "score", "pattern", "sparsity", "seed")
+AXES = ("model", "width", "data", "method", "score", "pattern", "sparsity", "seed")
 _KEY = 16
 """Hexadecimal digits of a key."""
+_LATER = {"method": "prune"}
+"""Axes that came after the first stores, with the value that those stores meant: it does not change a key."""
+_LATER_SETTINGS = ("samples", "distil", "gradual")
+"""The same for settings; their default values do not change a key."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +42,9 @@ class Settings:
     finetune     training after pruning with the masks held; "0ep" leaves it out
     allocation   how the zeros are shared between layers; exclude: layers that are never pruned
     look         training points that a score which needs data looks at
+    samples      training points that the method "reconstruct" adjusts the weights on, without their labels
+    distil       length of the distillation in methods that end with "distil"
+    gradual      length of the training in the method "gradual"; both use finetune_lr
     certify      how many test points are certified with their neighbourhoods of 2-norm `radius`; 0 leaves it out
     certify_seconds  time for the linear relaxation of large networks, for all points together (small ones take what
                  they need); those networks are certified in float64, where rounding does not drown the bound
@@ -59,6 +66,9 @@ class Settings:
     allocation: str = "uniform"
     exclude: tuple[str, ...] = ()
     look: int = 2048
+    samples: int = 512
+    distil: str = "1ep"
+    gradual: str = "4ep"
     certify: int = 8
     certify_seconds: float = 0.0
     radius: float = 0.1
@@ -70,12 +80,12 @@ class Settings:
     data_dir: str = ""
 
     def __post_init__(self) -> None:
-        for text in (self.length, self.finetune):
+        for text in (self.length, self.finetune, self.distil, self.gradual):
             Duration.parse(text)
         for name in ("certify", "kernel", "recalibrate", "held_out", "sensitivity", "certify_seconds"):
             if getattr(self, name) < 0:
                 raise BadInput(f"The setting {name} is {getattr(self, name)}: it must be 0 or more.")
-        for name in ("batch", "batch_size", "look"):
+        for name in ("batch", "batch_size", "look", "samples"):
             if getattr(self, name) < 1:
                 raise BadInput(f"The setting {name} is {getattr(self, name)}: it counts examples, at least 1.")
         if not self.radius > 0:
@@ -94,11 +104,19 @@ class Cell:
     sparsity: float
     seed: int
     settings: Settings = field(default_factory=Settings)
+    method: str = "prune"
 
     @property
     def key(self) -> str:
         """Hash of everything that decides the result."""
-        return _hash(self.to_dict() | {"weights_hash": _content(self.settings.weights)})
+        record, plain = self.to_dict(), dataclasses.asdict(Settings())
+        for name, value in _LATER.items():
+            if record[name] == value:
+                del record[name]
+        for name in _LATER_SETTINGS:
+            if record["settings"][name] == plain[name]:
+                del record["settings"][name]
+        return _hash(record | {"weights_hash": _content(self.settings.weights)})
 
     @property
     def base(self) -> str:
@@ -113,7 +131,8 @@ class Cell:
 
     @property
     def title(self) -> str:
-        return f"{self.network} {self.data} {self.score} {self.pattern} {self.sparsity:g} seed {self.seed}"
+        how = self.score if self.method == "prune" else self.method
+        return f"{self.network} {self.data} {how} {self.pattern} {self.sparsity:g} seed {self.seed}"
 
     @property
     def network(self) -> str:
@@ -131,17 +150,22 @@ class Cell:
         """The inverse of `to_dict`; where the data lies is given anew."""
         settings = dict(record["settings"])
         settings["exclude"] = tuple(settings["exclude"])
-        axes = {name: record[name] for name in AXES}
+        axes = {name: record.get(name, _LATER.get(name)) for name in AXES}
         return cls(**axes, settings=Settings(**settings, data_dir=data_dir))
 
 
 @dataclass(frozen=True)
 class Grid:
-    """The product of its axes. A pattern N:M has one sparsity of its own, so it adds one cell for each other choice."""
+    """The product of its axes, without combinations that do not exist; `left_out` says which those are.
+
+    A pattern N:M has one sparsity of its own, and some methods have a score or a pattern of their own: each of these
+    adds one cell for each other choice.
+    """
 
     model: tuple[str, ...]
     data: tuple[str, ...] = ("digits",)
     width: tuple[float, ...] = (1.0,)
+    method: tuple[str, ...] = ("prune",)
     score: tuple[str, ...] = ("magnitude",)
     pattern: tuple[str, ...] = ("unstructured",)
     sparsity: tuple[float, ...] = (0.5, 0.8, 0.9)
@@ -150,6 +174,7 @@ class Grid:
 
     def __post_init__(self) -> None:
         from prunus.pruning import patterns, scores
+        from prunus.study import methods
 
         for axis in AXES:
             values = getattr(self, axis)
@@ -162,15 +187,46 @@ class Grid:
             scores.parse(name)
         for name in self.pattern:
             patterns.parse(name)
+        for name in self.method:
+            methods.parse(name)
+        if not self.cells():
+            raise BadInput(f"The grid has no cell that can run: {' '.join(self.left_out())}")
 
     def cells(self) -> list[Cell]:
         """Every cell once, those that share a dense network next to each other."""
+        from prunus.study import methods
+
         found: dict[Cell, None] = {}
-        axes = (self.model, self.width, self.data, self.seed, self.score, self.pattern)
-        for model, width, data, seed, score, pattern in product(*axes):
+        axes = (self.model, self.width, self.data, self.seed, self.method, self.score, self.pattern)
+        for model, width, data, seed, method, score, pattern in product(*axes):
+            if methods.misfit(method, pattern):
+                continue
+            chosen = methods.score_of(method, score)
             for sparsity in _sparsities(pattern, self.sparsity):
-                found[Cell(model, float(width), data, score, pattern, sparsity, int(seed), self.settings)] = None
+                cell = Cell(model, float(width), data, chosen, pattern, sparsity, int(seed), self.settings, method)
+                found[cell] = None
         return list(found)
+
+    def left_out(self) -> list[str]:
+        """What the grid does not run of what was asked for, one sentence each.
+
+        Example:
+            >>> Grid(model=("fc:64-32-10",), pattern=("2:4",), sparsity=(0.5, 0.9)).left_out()
+            ['2:4 has the sparsity 0.5 only: 0.9 is left out for it.']
+        """
+        from prunus.study import methods
+
+        found = []
+        for pattern in self.pattern:
+            fixed = fixed_sparsity(pattern)
+            others = [] if fixed is None else [f"{value:g}" for value in self.sparsity if abs(value - fixed) > 1e-9]
+            if others:
+                verb = "is" if len(others) == 1 else "are"
+                found.append(f"{pattern} has the sparsity {fixed:g} only: {', '.join(others)} {verb} left out for it.")
+        found += [
+            reason for method, pattern in product(self.method, self.pattern) if (reason := methods.misfit(method, pattern))
+        ]
+        return found
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> Grid:

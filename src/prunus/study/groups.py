@@ -12,7 +12,7 @@ from typing import Any
 from prunus.contract import Duration
 from prunus.study.store import MEASURED, Result
 
-AXES = ("model", "width", "data", "score", "pattern", "sparsity")
+AXES = ("model", "width", "data", "method", "score", "pattern", "sparsity")
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,7 @@ class Group:
     model: str
     width: float
     data: str
+    method: str
     score: str
     pattern: str
     sparsity: float
@@ -59,12 +60,19 @@ class Group:
         return any(result.record.get("vacuous") for result in self.results)
 
     @property
+    def chance(self) -> float:
+        """The accuracy up to which a network may be guessing; 0 where it is not known."""
+        return float(self.results[0].record.get("chance") or 0.0)
+
+    @property
     def network(self) -> str:
         return self.model if self.width == 1 else f"{self.model} width {self.width:g}"
 
     @property
-    def method(self) -> str:
-        name = self.pattern if self.score == "magnitude" else f"{self.score}, {self.pattern}"
+    def label(self) -> str:
+        """What people call it: "balanced:16", "wanda, 2:4", "reconstruct, balanced:16, tuned"."""
+        way = self.score if self.method == "prune" else self.method
+        name = self.pattern if way == "magnitude" else f"{way}, {self.pattern}"
         return f"{name}, tuned" if self.tuned else name
 
 
@@ -78,7 +86,7 @@ def grouped(results: Iterable[Result]) -> list[Group]:
     mixed = len({_tuned(result) for result in done}) > 1
     for result in done:
         settings = json.dumps(result.config["settings"], sort_keys=True)
-        key = (*(result.config[axis] for axis in AXES), settings)
+        key = (*(result.config.get(axis, "prune") for axis in AXES), settings)
         found.setdefault(key, []).append(result)
     return [
         Group(**dict(zip(AXES, key)), results=tuple(ms), tuned=mixed and _tuned(ms[0]), means=_means(ms))
@@ -101,9 +109,10 @@ def _means(members: Sequence[Result]) -> dict[str, Mean]:
 
 
 def pareto(groups: Sequence[Group]) -> list[Group]:
-    """Groups that no other beats in accuracy and speed at once, the fastest first."""
+    """Groups that no other beats in accuracy and speed at once, the fastest first; none that only guesses."""
+    known = [group for group in groups if group.mean("accuracy") is not None and group.mean("speedup") is not None]
     ordered = sorted(
-        (group for group in groups if group.mean("accuracy") is not None and group.mean("speedup") is not None),
+        (group for group in known if (group.mean("accuracy") or 0.0) > group.chance),
         key=lambda group: (-(group.mean("speedup") or 0.0), -(group.mean("accuracy") or 0.0)),
     )
     front: list[Group] = []

@@ -23,7 +23,7 @@ from prunus import __version__
 from prunus.contract import Duration, Masks
 from prunus.errors import BadInput, PrunusError
 from prunus.pruning import find_masks, scores, summarise
-from prunus.study import pictures
+from prunus.study import methods, pictures
 from prunus.study.grid import Cell
 from prunus.study.theory import predicted_energy
 from prunus.study.timing import in_turn
@@ -62,7 +62,7 @@ def train_base(cell: Cell) -> tuple[bytes, dict[str, Any]]:
     model.eval()
     with _quick(model):
         loss, accuracy = _evaluate(model, test)
-    record |= {"loss": loss, "accuracy": accuracy, "parameters": sum(p.numel() for p in model.parameters())}
+    record |= {"loss": loss, "accuracy": accuracy, "chance": _chance(test), "parameters": sum(p.numel() for p in model.parameters())}
     _attempt(record, "weights", lambda: {"weights": pictures.weights(model)})
     if settings.kernel:
         _attempt(record, "kernel", lambda: {"kernel": _kernel_of(model, None, _points(test, settings.kernel))})
@@ -77,10 +77,13 @@ def run_cell(cell: Cell, weights: bytes, base: dict[str, Any]) -> dict[str, Any]
     settings = cell.settings
     dense = restored(cell, weights)
     test = load(cell, "test")
-    masks = masks_of(cell, dense)
+    started = time.perf_counter()
+    with _quick(dense):
+        made = methods.make(cell, dense, load(cell, "train"))
+    pruned, masks = made.model, made.masks
     record: dict[str, Any] = {"notes": {}, "versions": versions(), "realised_sparsity": masks.sparsity}
-    record |= {"accuracy_dense": base["accuracy"], "loss_dense": base["loss"]}
-    pruned = masks.apply_(copy.deepcopy(dense))
+    record |= {"accuracy_dense": base["accuracy"], "loss_dense": base["loss"], "chance": base.get("chance")}
+    record |= {"making": made.record, "making_seconds": time.perf_counter() - started}
     record |= _quality(cell, pruned, masks, test)
     layers = _layers(cell, dense, masks, test)
     record |= _totals(layers)
@@ -184,6 +187,15 @@ def _evaluate(model: nn.Module, data: Any) -> tuple[float, float | None]:
     return evaluate(model, data, batch_size=_BATCH)
 
 
+def _chance(data: Any) -> float | None:
+    """The accuracy that a network without any skill may show: the largest class, and three standard errors more."""
+    labels = torch.as_tensor([int(data[index][1]) for index in range(min(len(data), 2000))])
+    if not len(labels):
+        return None
+    share = float(labels.bincount().max()) / len(labels)
+    return share + 3 * math.sqrt(share * (1 - share) / len(labels))
+
+
 def _points(data: Any, count: int) -> Tensor:
     """The first inputs of a data set, in one tensor."""
     return torch.stack([data[index][0] for index in range(min(count, len(data)))])
@@ -203,16 +215,18 @@ def _attempt(record: dict[str, Any], name: str, measure: Callable[[], dict[str, 
 
 
 def masks_of(cell: Cell, dense: nn.Module) -> Masks:
+    """The masks of the cell's score, or by magnitude where its method chooses in a way of its own."""
     from torch.utils.data import Subset
 
     data = None
-    if scores.needs_data(cell.score):
+    score = "magnitude" if methods.METHODS[methods.parse(cell.method)[0]].score else cell.score
+    if scores.needs_data(score):
         train = load(cell, "train")
         data = Subset(train, range(min(cell.settings.look, len(train))))
     return find_masks(
         dense,
         cell.sparsity,
-        score=cell.score,
+        score=score,
         pattern=cell.pattern,
         allocation=cell.settings.allocation,
         exclude=cell.settings.exclude,

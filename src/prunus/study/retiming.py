@@ -14,7 +14,8 @@ def retime(cells: Sequence[Cell], store: Store, show: Callable[[Cell, float], No
     """Put fresh times in the place of those in the store; everything else stays. Returns how many cells were timed.
 
     What runs is the dense network under the cell's masks: times depend on which weights are left, not on their values,
-    so a fine-tune need not be repeated.
+    so neither a fine-tune nor another way to make the network need be repeated: masks of the same pattern and sparsity
+    stand for it.
     """
     from prunus.study.measure import versions
 

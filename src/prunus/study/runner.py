@@ -31,6 +31,14 @@ class Progress:
     latest: list[Outcome] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
 
+    def __str__(self) -> str:
+        parts = [f"{self.done + self.cached} of {self.total} cells done"]
+        parts += [f"{self.failed} failed"] if self.failed else []
+        parts += [f"{self.cached} were there already"] if self.cached else []
+        return f"{', '.join(parts)}, {words(self.elapsed)}"
+
+    __repr__ = __str__
+
     @property
     def left(self) -> int:
         return self.total - self.cached - self.done - self.failed

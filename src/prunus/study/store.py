@@ -84,7 +84,7 @@ class Result:
     def row(self) -> dict[str, Any]:
         """Everything that is one number or one word, by column."""
         flat = {"key": self.key, "status": self.status, "seconds": self.seconds, "error": self.error}
-        flat |= {name: self.config[name] for name in CONFIG}
+        flat |= {name: self.config.get(name, "prune") for name in CONFIG}
         flat |= {name: self.record.get(name) for name in MEASURED}
         return {name: flat[name] for name in COLUMNS}
 
@@ -178,7 +178,7 @@ class Store:
         except (sqlite3.DatabaseError, json.JSONDecodeError) as error:
             raise _refusal(self.path, error) from None
         chosen = [result for result in found if wanted is None or result.key in wanted]
-        return sorted(chosen, key=lambda result: tuple(_rank(result.config[name]) for name in CONFIG))
+        return sorted(chosen, key=lambda result: tuple(_rank(result.config.get(name, "prune")) for name in CONFIG))
 
     def bases(self) -> dict[str, dict[str, Any]]:
         """Records of the dense networks by key."""

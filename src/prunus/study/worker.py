@@ -28,8 +28,10 @@ def perform(message: dict[str, Any], weights: bytes | None = None) -> tuple[dict
 
     started = time.perf_counter()
     try:
+        from prunus.study import own_scores
         from prunus.study.measure import run_cell, train_base
 
+        own_scores.fetch(message.get("own_score"))
         cell = Cell.from_dict(message["cell"], message.get("data_dir", ""))
         body = None
         if message["kind"] == "base":

@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from prunus.errors import BadInput, UnknownName
+from prunus.study import Grid, LocalEngine, Store, methods, run_study
+from support.studies import tiny
+
+
+def test_a_method_adds_one_cell_for_each_choice_it_leaves_open() -> None:
+    grid = Grid(
+        model=("fc:64-16-10",),
+        method=("prune", "imp"),
+        score=("magnitude", "random"),
+        pattern=("unstructured", "2:4"),
+        sparsity=(0.5, 0.9),
+        seed=(0,),
+    )
+    cells = grid.cells()
+    assert len(cells) == 2 * (2 + 1) + 2, "two scores with three cells each, and two of imp, which has its own score"
+    assert {cell.score for cell in cells if cell.method == "imp"} == {"magnitude"}
+    assert len({cell.key for cell in cells}) == len(cells)
+    assert grid.left_out() == [
+        "2:4 has the sparsity 0.5 only: 0.9 is left out for it.",
+        "imp makes unstructured masks only: 2:4 is left out for it.",
+    ]
+
+
+def test_keys_of_older_stores_stay_valid() -> None:
+    (cell,) = Grid(model=("fc:64-32-10",), sparsity=(0.5,), seed=(0,)).cells()
+    assert cell.key == "aecb38609d8f4625", "the key of this cell before methods were an axis"
+
+
+def test_a_grid_without_any_cell_says_why() -> None:
+    with pytest.raises(BadInput, match="imp makes unstructured masks only"):
+        Grid(model=("fc:64-16-10",), method=("imp",), pattern=("2:4",))
+    with pytest.raises(UnknownName, match="did you mean 'reconstruct'"):
+        Grid(model=("fc:64-16-10",), method=("recontruct",))
+
+
+@pytest.mark.parametrize("sparsity", [0.1, 0.5, 0.9, 0.99])
+def test_rounds_of_iterative_pruning_reach_the_sparsity(sparsity: float) -> None:
+    rounds, fraction = methods.imp_rounds(sparsity)
+    assert (1 - fraction) ** rounds == pytest.approx(1 - sparsity)
+    assert 0 < fraction < 0.3 or rounds == 1
+
+
+@pytest.mark.parametrize("method", ["prune", "gradual", "imp", "iterand", "edge-popup"])
+def test_every_method_gives_a_network_with_the_zeros_asked_for(method: str, tmp_path: Path) -> None:
+    (cell,) = tiny(method=(method,), settings={"gradual": "1ep", "held_out": 0, "sensitivity": 0, "compress": False})
+    done = run_study([cell], tmp_path, engine=LocalEngine(1))
+    assert "\n" not in str(done)
+    assert str(done).startswith("1 of 1 cells done")
+    with Store(tmp_path) as store:
+        (result,) = store.results()
+    assert result.error is None
+    assert result.row["method"] == method
+    assert result.row["realised_sparsity"] == pytest.approx(0.5, abs=0.01)
+    assert result.row["accuracy"] > 0.15, "more than chance, after one epoch"
+
+
+PROGRAM = """
+from pathlib import Path
+
+import prunus
+from prunus.study import Grid, LocalEngine, Settings, run_study
+
+
+@prunus.scores.register("backwards")
+def backwards(context):
+    return {name: -weight.parameter.detach().abs() for name, weight in context.weights.items()}
+
+
+if __name__ == "__main__":
+    settings = Settings(length="1ep", certify=0, kernel=0, held_out=0, sensitivity=0, compress=False)
+    grid = Grid(model=("fc:64-16-10",), score=("backwards",), sparsity=(0.5,), seed=(0,), settings=settings)
+    print(run_study(grid.cells(), Path("out"), engine=LocalEngine(1)))
+"""
+
+
+def test_a_score_of_ones_own_travels_to_the_workers(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(PROGRAM)
+    run = subprocess.run([sys.executable, "mine.py"], cwd=tmp_path, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.startswith("1 of 1 cells done")
+    with Store(tmp_path / "out") as store:
+        (result,) = store.results()
+    assert result.error is None
+    assert result.row["energy_removed"] > 0.8, "the largest half of the weights went"
