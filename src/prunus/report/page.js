@@ -104,7 +104,7 @@
     });
     const dense = here().dense;
     const lines = dense === null ? [] : [{ type: "line", xref: "paper", x0: 0, x1: 1, y0: 100 * dense, y1: 100 * dense, line: { color: css("--soft"), dash: "dot", width: 1.5 } }];
-    const notes = dense === null ? [] : [{ xref: "paper", x: 0.005, y: 100 * dense, yanchor: "bottom", xanchor: "left", showarrow: false, text: `dense ${percent(dense)}`, font: { color: css("--soft"), size: 12 } }];
+    const notes = dense === null ? [] : [{ xref: "paper", x: 0.995, y: 100 * dense, yanchor: "bottom", xanchor: "right", showarrow: false, text: `dense ${percent(dense)}`, font: { color: css("--soft"), size: 12 } }];
     draw("accuracy", traces, { xaxis: { title: title("zeros, %") }, yaxis: { title: title("test accuracy, %"), ...SHARE }, shapes: lines, annotations: notes });
   }
 

@@ -224,7 +224,9 @@ class Grid:
                 verb = "is" if len(others) == 1 else "are"
                 found.append(f"{pattern} has the sparsity {fixed:g} only: {', '.join(others)} {verb} left out for it.")
         found += [
-            reason for method, pattern in product(self.method, self.pattern) if (reason := methods.misfit(method, pattern))
+            reason
+            for method, pattern in product(self.method, self.pattern)
+            if (reason := methods.misfit(method, pattern))
         ]
         return found
 

@@ -62,7 +62,12 @@ def train_base(cell: Cell) -> tuple[bytes, dict[str, Any]]:
     model.eval()
     with _quick(model):
         loss, accuracy = _evaluate(model, test)
-    record |= {"loss": loss, "accuracy": accuracy, "chance": _chance(test), "parameters": sum(p.numel() for p in model.parameters())}
+    record |= {
+        "loss": loss,
+        "accuracy": accuracy,
+        "chance": _chance(test),
+        "parameters": sum(p.numel() for p in model.parameters()),
+    }
     _attempt(record, "weights", lambda: {"weights": pictures.weights(model)})
     if settings.kernel:
         _attempt(record, "kernel", lambda: {"kernel": _kernel_of(model, None, _points(test, settings.kernel))})
