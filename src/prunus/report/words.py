@@ -98,8 +98,8 @@ def remarks(panel: Panel) -> list[str]:
         )
     if any(group.vacuous for group in panel.groups):
         found.append(
-            "Some certificates say nothing: they are no better than the sum of both networks' largest output norms. Deep "
-            "networks need smaller neighbourhoods, or a spectral penalty in training."
+            "Some certificates say nothing: they are no better than the sum of both networks' largest output norms. "
+            "Deep networks need smaller neighbourhoods, or a spectral penalty in training."
         )
     if panel.seeds > 1:
         found.append(f"Means and standard deviations are over {panel.seeds} seeds; a bar on a point is one of them.")

@@ -1,8 +1,8 @@
 """How a cell's pruned network is made: the axis `method` of a study.
 
 A method is one way to get from a dense network to a pruned one, perhaps followed by a distillation: "prune",
-"reconstruct", "reconstruct+distil", "gradual", "imp", "iterand", "edge-popup". `make` runs one; `METHODS` says what each
-needs, so that a grid leaves out combinations that do not exist and can say so.
+"reconstruct", "reconstruct+distil", "gradual", "imp", "iterand", "edge-popup". `make` runs one; `METHODS` says what
+each needs, so that a grid leaves out combinations that do not exist and can say so.
 """
 
 from __future__ import annotations

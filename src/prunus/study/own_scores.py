@@ -1,4 +1,4 @@
-"""A user's own score, made known to the processes that run the cells: by the module or the program that registers it."""
+"""A user's own score, made known to the processes that run the cells by the module or program that registers it."""
 
 from __future__ import annotations
 
@@ -54,6 +54,6 @@ def fetch(found: dict[str, Any] | None) -> None:
         importlib.import_module(found["module"])
     if found["name"] not in scores.names():
         raise BadInput(
-            f"{found.get('file') or found['module']} does not register the score {found['name']!r} when it is imported: "
-            "register it at the top of the file."
+            f"{found.get('file') or found['module']} does not register the score {found['name']!r} when it is "
+            "imported: register it at the top of the file."
         )
