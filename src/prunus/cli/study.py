@@ -106,8 +106,8 @@ def study(
     """Run many prunings of a network and keep the results.
 
     Each combination of network, data, method, score, pattern, sparsity and seed is a cell: it is trained or loaded,
-    pruned, perhaps fine-tuned, certified, compressed and timed. Cells that are in the folder already are not run again, so a
-    study that was stopped goes on where it was. Exit status 1 if a cell failed.
+    pruned, perhaps fine-tuned, certified, compressed and timed. Cells that are in the folder already are not run
+    again, so a study that was stopped goes on where it was. Exit status 1 if a cell failed.
 
     Example: `prunus study fc:64-300-100-10 --data digits --pattern unstructured,balanced:16 --sparsity 0.5,0.8,0.9
     -o runs/digits`, then `prunus report runs/digits`
