@@ -108,7 +108,7 @@ def make(cell: Cell, dense: nn.Module, train: Any) -> Made:
         "edge-popup": _ticket,
     }[first](cell, dense, train)
     if distilled:
-        from prunus.training import distil
+        from prunus.training import distil  # type: ignore[attr-defined,unused-ignore]
 
         length = cell.settings.distil
         config = _config(cell, cell.settings.finetune_lr, salt=2)
