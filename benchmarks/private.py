@@ -17,7 +17,7 @@ import torch
 
 from benchmarks.harness import interleave, median, spread
 from prunus.private import NoisyTopK
-from prunus.private.drawing import exchange, top_set
+from prunus.private.exchange import exchange, top_set
 from prunus.private.randomness import source
 
 THETA = 2.65
@@ -58,7 +58,7 @@ def _large(quick: bool) -> list[dict[str, Any]]:
 _MEMORY = """
 import sys, torch
 from prunus.private import NoisyTopK
-from prunus.private.drawing import top_set
+from prunus.private.exchange import top_set
 def peak():
     return int(next(line for line in open("/proc/self/status") if line.startswith("VmHWM")).split()[1])
 torch.set_num_threads(1)

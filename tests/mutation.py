@@ -1,6 +1,6 @@
-"""Mutation testing of the theory modules: would the tests notice a wrong formula?
+"""Mutation testing of the formulas: would the tests notice a wrong formula?
 
-Draws mutants of `src/prunus/theory` (without the checks), reproducibly from a seed: flipped comparisons, swapped
+Draws mutants of `src/prunus/formulas` and of the formulas in `src/prunus/papers`, reproducibly from a seed: flipped comparisons, swapped
 operators, perturbed constants and defaults, lost negations, swapped min and max. Each runs against its own subject's
 tests in a forked process, on a copy of the package. Results go to docs/evidence/mutation.json and .md; explanations
 of survivors are kept in docs/evidence/mutation-survivors.toml.
@@ -40,15 +40,20 @@ from support.forked import Outcome, Worker
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
-THEORY = ROOT / "src" / "prunus" / "theory"
+PACKAGE = ROOT / "src" / "prunus"
 SURVIVORS = ROOT / "docs" / "evidence" / "mutation-survivors.toml"
 WANTED_SHARE = 0.95
 MARK = "# accuracy only"
-TESTS = {  # modules whose tests bear another name
-    "verify": ["tests/theory/test_verify.py", "tests/cli/test_theory.py"],
-    "laws": [
-        f"tests/theory/test_{name}.py" for name in ("order_statistics_energy", "balanced", "swaps", "swaps_errors")
-    ],
+NOT_FORMULAS = ("checks", "reproductions", "comparison", "simulation", "planning", "_simulation", "_networks")
+SHARED = {  # files of formulas/ and the papers whose tests speak for them; others are tested by all papers
+    "closeness": ["closeness"],
+    "intervals": ["closeness"],
+    "norms": ["closeness"],
+    "energy": ["balanced"],
+    "quadrature": ["balanced"],
+    "laws": ["balanced", "noisy_topk"],
+    "tangent": ["tangent"],
+    "two_level": ["noisy_topk"],
 }
 
 COMPARISONS: dict[type, tuple[type, ...]] = {
@@ -215,7 +220,7 @@ def describe(path: Path, source: str, number: int) -> Mutant:
     line, before = getattr(candidate.node, "lineno", 0), ast.unparse(candidate.shown)
     candidate.change()
     after = ast.unparse(ast.fix_missing_locations(candidate.shown))
-    name = path.relative_to(THEORY).as_posix()
+    name = path.relative_to(PACKAGE).as_posix()
     return Mutant(name, number, line, candidate.function, candidate.kind, before, after)
 
 
@@ -226,18 +231,31 @@ def mutate(source: str, number: int) -> str:
     return ast.unparse(ast.fix_missing_locations(tree)) + "\n"
 
 
+def formulas(folder: Path = PACKAGE) -> list[Path]:
+    """The files that hold formulas."""
+    papers = [p for p in sorted((folder / "papers").glob("*/*.py")) if not p.name.startswith(NOT_FORMULAS)]
+    index = [folder / "papers" / "index.py", folder / "papers" / "verify.py"]
+    return [*sorted((folder / "formulas").glob("*.py")), *index, *papers]
+
+
 def subject_of(name: str) -> str:
-    """The subject a file belongs to: tangent/_widths.py is tangent, _domain.py is domain."""
-    return name.split("/")[0].removesuffix(".py").lstrip("_")
+    """What a file belongs to: papers/tangent/_widths.py is tangent, formulas/swap_law.py is swap_law."""
+    return name.split("/")[1].removesuffix(".py")
 
 
 def tests_of(name: str) -> list[str]:
-    """The test files that speak for a file; shared modules are tested by all subjects."""
+    """The test files that speak for a file; what all papers share is tested by all of them."""
     subject = subject_of(name)
-    own = sorted(str(p.relative_to(ROOT)) for p in (HERE / "theory").glob(f"test_{subject}*.py"))
-    known = [test for test in TESTS.get(subject, []) if (ROOT / test).exists()]
-    everything = sorted(str(p.relative_to(ROOT)) for p in (HERE / "theory").glob("test_*.py"))
-    return list(dict.fromkeys([*known, *own])) or everything
+    if subject in ("index", "verify"):
+        return [f"tests/papers/test_{subject}.py", "tests/cli/test_theory.py"]
+    if name.startswith("papers/"):
+        papers = [subject]
+    else:
+        papers = ["noisy_topk"] if subject.startswith("swap_") else SHARED.get(subject, ["*"])
+    slow = ("test_reproductions.py", "test_comparison.py", "test_simulation.py", "test_planning.py")
+    found = [p for paper in papers for p in sorted((HERE / "papers").glob(f"{paper}/test_*.py")) if p.name not in slow]
+    own = sorted((HERE / "formulas").glob(f"test_{subject}.py"))
+    return [str(p.relative_to(ROOT)) for p in (*own, *found)]
 
 
 def measure(drawn: Sequence[Mutant], jobs: int, seconds: int, minutes: float) -> tuple[list[Mutant], list[Mutant]]:
@@ -267,7 +285,7 @@ def measure(drawn: Sequence[Mutant], jobs: int, seconds: int, minutes: float) ->
                 return None
             worker = workers.get()
             try:
-                with worker.changed(f"theory/{mutant.file}", lambda source: mutate(source, mutant.number)):
+                with worker.changed(mutant.file, lambda source: mutate(source, mutant.number)):
                     tests = tests_of(mutant.file)
                     usual = sum(taken for test, taken in durations.items() if test.split("::")[0] in tests)
                     return worker.run(tests, durations, 3 + math.ceil(2 * usual), mutated=True)
@@ -310,7 +328,7 @@ def report(drawn: Sequence[Mutant], survivors: Sequence[Mutant], seed: int) -> f
     )
     rows = [
         {
-            "file": f"src/prunus/theory/{m.file}",
+            "file": f"src/prunus/{m.file}",
             "line": m.line,
             "function": m.function,
             "before": m.before,
@@ -324,19 +342,18 @@ def report(drawn: Sequence[Mutant], survivors: Sequence[Mutant], seed: int) -> f
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Mutation testing of the theory modules.")
+    parser = argparse.ArgumentParser(description="Mutation testing of the formulas.")
     parser.add_argument("--count", type=int, default=240, help="mutants to draw")
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--seconds", type=int, default=600, help="processor seconds for the tests without a mutant")
     parser.add_argument("--minutes", type=float, default=math.inf, help="start no further mutant after this long")
-    parser.add_argument("--only", default="", help="subjects, separated by commas: tangent,tickets")
+    parser.add_argument("--only", default="", help="papers or files of formulas/, separated by commas: tangent,iterand")
     parser.add_argument("--trial", action="store_true", help="print only, write no evidence")
     parser.add_argument("--list", action="store_true", help="print the mutants and stop")
     options = parser.parse_args()
     wanted = set(filter(None, options.only.split(",")))
-    files = [p for p in sorted(THEORY.rglob("*.py")) if "checks" not in p.relative_to(THEORY).parts]
-    files = [p for p in files if not wanted or subject_of(p.relative_to(THEORY).as_posix()) in wanted]
+    files = [p for p in formulas() if not wanted or subject_of(p.relative_to(PACKAGE).as_posix()) in wanted]
     drawn, possible = draw(files, options.count, options.seed)
     print(f"{len(drawn)} of {possible} possible mutants in {len(files)} files, seed {options.seed}", flush=True)
     if options.list:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from prunus.tangent import reproductions
+from prunus.papers.tangent import reproductions
 from prunus.tangent.plots import write_charts
 
 FOLDER = Path(__file__).resolve().parent

@@ -14,9 +14,9 @@ from typing import Any
 
 from prunus.files import replace_file
 from prunus.models import make
+from prunus.papers.runs import digits
 from prunus.tangent.plots import Chart, write_charts
 from prunus.training import FitConfig, find_ticket, fit
-from prunus.training._reproduce_tickets import digits
 from prunus.training.curves import svg_plot
 
 FOLDER = Path(__file__).resolve().parent

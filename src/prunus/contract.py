@@ -12,8 +12,8 @@ how many zeros each layer gets. `sparsity` is always the fraction of zeros and `
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Protocol, runtime_checkable
 
@@ -30,12 +30,9 @@ __all__ = [
     "LayerRow",
     "Masks",
     "Pattern",
-    "Reproduction",
     "Score",
     "ScoreContext",
     "check_sparsity",
-    "reproduction",
-    "reproductions",
     "whole",
 ]
 
@@ -201,37 +198,3 @@ class Duration:
     def __str__(self) -> str:
         amount = str(self.amount) if self.amount.denominator == 1 else f"{float(self.amount):g}"
         return f"{amount}{self.unit}"
-
-
-# ------------------------------------------------------------------------------------------------------- reproductions
-
-
-@dataclass(frozen=True)
-class Reproduction:
-    """A published result that can be run again: `run(**options)` gives rows with the published numbers beside ours."""
-
-    id: str
-    title: str
-    source: str
-    run: Callable[..., Iterable[Mapping[str, Any]]]
-    minutes: float = 1.0
-    needs: tuple[str, ...] = ()
-    out_of_reach: str = ""
-    tags: tuple[str, ...] = field(default=())
-
-
-reproductions: dict[str, Reproduction] = {}
-
-
-def reproduction(
-    id: str, title: str, source: str, **details: Any
-) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Register a function as the reproduction of a published result; refuses a second one under the same id."""
-
-    def register(run: Callable[..., Any]) -> Callable[..., Any]:
-        if id in reproductions:
-            raise BadInput(f"A reproduction named {id!r} exists already; choose another name.")
-        reproductions[id] = Reproduction(id, title, source, run, **details)
-        return run
-
-    return register

@@ -6,8 +6,8 @@ import pytest
 
 from prunus.cli import run
 from prunus.cli.reproduce import _parts
-from prunus.contract import reproduction, reproductions
 from prunus.errors import BadInput
+from prunus.papers.reproducing import reproduction, reproductions
 
 
 @pytest.fixture

@@ -10,8 +10,9 @@ import pytest
 
 from prunus.cli import run, theory
 from prunus.errors import BadInput
-from prunus.theory import Case, _verify, claims
-from prunus.theory.checks import Check
+from prunus.papers import verify
+from prunus.papers.checking import Check
+from prunus.theory import Case, claims
 
 
 def call(capsys, *arguments: str) -> tuple[int, str, str]:
@@ -39,7 +40,7 @@ def test_list_as_json(capsys):
     assert status == 0
     rows = json.loads(out)
     assert [row["id"] for row in rows] == list(claims)
-    assert set(rows[0]) == {"id", "title", "status", "source", "erratum", "module", "name"}
+    assert set(rows[0]) == {"id", "title", "status", "source", "erratum", "paper", "name"}
 
 
 def test_explains_one_claim_with_an_example_that_runs(capsys):
@@ -134,7 +135,7 @@ def test_checks_some_claims(capsys):
     status, out, _ = call(capsys, "--check", "K-2a", "I-9a")
     assert status == 0
     assert "tangent.finite_networks_approach_the_limit (Monte Carlo, K-2a" in out
-    assert "tickets.widths_by_search" in out
+    assert "iterand.widths_by_search" in out
     assert "checks of 2 claims" in out
     assert "all hold." in out
     assert "tickets.sampled_neurons" not in out
@@ -157,8 +158,8 @@ def test_failures_are_printed_and_give_status_one(capsys, monkeypatch):
     def broken() -> str:
         raise AssertionError("two is not three")
 
-    monkeypatch.setattr(_verify, "select", lambda identifiers: [claim])
-    monkeypatch.setattr(_verify, "select_checks", lambda chosen: [Check("demo.broken", ("I-8c",), "property", broken)])
+    monkeypatch.setattr(verify, "select", lambda identifiers: [claim])
+    monkeypatch.setattr(verify, "select_checks", lambda chosen: [Check("demo.broken", ("I-8c",), "property", broken)])
     status, out, _ = call(capsys, "--check")
     assert status == 1
     assert f"FAILED I-8c case {len(claim.cases) - 1} (I-8c): bound is 0.2, expected 0.3" in out

@@ -9,8 +9,8 @@ import pytest
 from scipy import stats
 
 from prunus.errors import BadInput
+from prunus.papers.noisy_topk import gaussian_delta
 from prunus.private.accounting import Accountant, BudgetSpent, Meter, Release, noise_for_budget
-from prunus.theory.swaps import gaussian_delta
 
 pytest.importorskip("dp_accounting", reason="needs the extra 'private'")
 DELTA = 1e-5

@@ -14,7 +14,7 @@ from scipy import stats
 from prunus import select
 from prunus.errors import BadInput
 from prunus.private import NoisyTopK, Rounded, TwoLevelTopK
-from prunus.theory import swaps as theory
+from prunus.theory import noisy_topk as theory
 from support import scale
 
 ALARM = 1e-6  # false-alarm rate of the statistical tests here

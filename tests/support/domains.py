@@ -14,22 +14,22 @@ from prunus.theory import Claim, claims
 NUMBER = r"(-?\d+(?:\.\d+)?)"
 
 
-def bad_arguments(*modules: str, letters: str = "P") -> list[Any]:
+def bad_arguments(*papers: str, letters: str = "P") -> list[Any]:
     """(claim, argument, value) for every argument of the claims: values their descriptions exclude."""
     found = []
     for claim in claims.values():
-        if claim.module in modules and claim.id[0] in letters and claim.cases:
+        if claim.paper in papers and claim.id[0] in letters and claim.cases:
             for name, meaning in claim.arguments.items():
                 for value in excluded(meaning):
                     found.append(pytest.param(claim, name, value, id=f"{claim.id}-{name}={value!r}"))
     return found
 
 
-def boundary_arguments(*modules: str, letters: str = "P") -> list[Any]:
+def boundary_arguments(*papers: str, letters: str = "P") -> list[Any]:
     """(claim, argument, value) for every argument whose description includes an end of its range: that end."""
     found = []
     for claim in claims.values():
-        if claim.module in modules and claim.id[0] in letters and claim.cases:
+        if claim.paper in papers and claim.id[0] in letters and claim.cases:
             for name, meaning in claim.arguments.items():
                 for value in included(meaning):
                     found.append(pytest.param(claim, name, value, id=f"{claim.id}-{name}={value!r}"))

@@ -9,18 +9,18 @@ from typing import Any
 import numpy as np
 import pytest
 
+from prunus.papers.checking import Check, all_checks
 from prunus.theory import Case, Claim, claims
-from prunus.theory.checks import Check, all_checks
 
 
-def cases(*modules: str, letters: str = "") -> list[Any]:
-    """Every case of the claims of these modules, as (claim, case) with the claim's id in the test's name.
+def cases(*papers: str, letters: str = "") -> list[Any]:
+    """Every case of the claims of these papers, as (claim, case) with the claim's id in the test's name.
 
     `letters` keeps only the ids that begin with one of these letters: "B" for "B-3".
     """
     found = []
     for claim in claims.values():
-        if claim.module in modules and (not letters or claim.id[0] in letters):
+        if claim.paper in papers and (not letters or claim.id[0] in letters):
             for number, case in enumerate(claim.cases):
                 suffix = "-printed" if case.printed else ""
                 found.append(pytest.param(claim, case, id=f"{claim.id}-{number}{suffix}"))
@@ -56,19 +56,19 @@ def agree(value: Any, expected: Any, tolerance: float = 1e-9, absolute: float = 
     return abs(value - expected) <= max(tolerance * abs(expected), absolute)
 
 
-def checks_of(*modules: str) -> list[Any]:
-    """The registered checks of these modules as test parameters."""
-    wanted = [check for check in all_checks_of(modules) if check.name.split(".")[0] in modules]
+def checks_of(*papers: str) -> list[Any]:
+    """The registered checks of these papers as test parameters."""
+    wanted = [check for check in all_checks_of(papers) if check.name.split(".")[0] in papers]
     return [pytest.param(check, id=check.name) for check in wanted]
 
 
-def all_checks_of(modules: Iterable[str]) -> list[Check]:
-    """The checks of these modules only, so that one subject can be tested while another is being written."""
-    return list(all_checks(*modules).values())
+def all_checks_of(papers: Iterable[str]) -> list[Check]:
+    """The checks of these papers only, so that one subject can be tested while another is being written."""
+    return list(all_checks(*papers).values())
 
 
-def unchecked(*modules: str, letters: str = "") -> set[str]:
+def unchecked(*papers: str, letters: str = "") -> set[str]:
     """Ids of claims without an independent check: must be empty."""
-    covered = {identifier for check in all_checks_of(modules) for identifier in check.claims}
-    wanted = {c.id for c in claims.values() if c.module in modules and (not letters or c.id[0] in letters)}
+    covered = {identifier for check in all_checks_of(papers) for identifier in check.claims}
+    wanted = {c.id for c in claims.values() if c.paper in papers and (not letters or c.id[0] in letters)}
     return wanted - covered

@@ -8,9 +8,9 @@ from torch import nn
 
 from prunus.contract import Masks
 from prunus.errors import BadInput
+from prunus.papers.runs import standardised
 from prunus.pruning import find_masks, patterns
 from prunus.training import Callback, FitConfig, GradualOptions, Ramp, Regrowth, accuracy, fit, prune_gradually
-from prunus.training._reproduce_tickets import standardised
 from prunus.training.gradual import Growing, at_level
 from prunus.training.ramps import EXPONENTS
 from support.training import ConvNet, conv_net, digits, fc, same_bytes

@@ -13,9 +13,10 @@ from torch import Tensor, nn
 
 from prunus.contract import whole
 from prunus.errors import BadInput, UnknownName
+from prunus.formulas import closeness
+from prunus.formulas import norms as random_norms
 from prunus.layers import prunable_weights
 from prunus.operators import matrix_norm
-from prunus.theory import closeness, matrices, order_statistics
 
 _LAWS = ("uniform", "normal")
 
@@ -73,14 +74,14 @@ def bound_a_priori(
 
 def _norm(rows: int, columns: int, delta: float, spread: float, law: str) -> float:
     if law == "uniform":
-        return float(matrices.uniform_norm_quantile(rows, columns, delta, spread))
-    return float(matrices.normal_norm_quantile(rows, columns, spread / math.sqrt(max(rows, columns)), delta))
+        return float(random_norms.uniform_norm_quantile(rows, columns, delta, spread))
+    return float(random_norms.normal_norm_quantile(rows, columns, spread / math.sqrt(max(rows, columns)), delta))
 
 
 def _threshold(rows: int, columns: int, removed: int, delta: float, spread: float, law: str) -> float:
     """Upper quantile of the smallest kept magnitude."""
     scale = spread / math.sqrt(max(rows, columns))
-    level = float(order_statistics.threshold_quantile(rows * columns, removed, delta))
+    level = float(closeness.threshold_quantile(rows * columns, removed, delta))
     return scale * level if law == "uniform" else scale * float(special.ndtri((1 + level) / 2))
 
 
@@ -113,7 +114,7 @@ class AssumptionRow:
 
 
 def check_assumptions(model: nn.Module) -> list[AssumptionRow]:
-    """How far the weights of a (trained) network are from independent, centred draws; convolutions as matrices."""
+    """How far the weights of a (trained) network are from independent, centred draws; convolutions as random_norms."""
     weights = {name: weight for name, weight in prunable_weights(model).items() if weight.numel}
     if not weights:
         raise BadInput("The model has no linear or convolution weights to check.")
@@ -127,7 +128,7 @@ def _row(name: str, matrix: Tensor) -> AssumptionRow:
     variance = max(second - mean**2, 1e-300)
     kurtosis = max(1.0, float((matrix**4).mean()) / max(second, 1e-300) ** 2)
     constants = closeness.sample_moment_constants(max(second, 1e-300), kurtosis, count, width)
-    parts = matrices.mean_component_norm(mean, variance, count, width)
+    parts = random_norms.mean_component_norm(mean, variance, count, width)
     norm = matrix_norm(matrix)
     return AssumptionRow(
         name=name,
@@ -137,7 +138,7 @@ def _row(name: str, matrix: Tensor) -> AssumptionRow:
         mean_norm=float(parts["mean_norm"]),
         bulk_norm=float(parts["bulk_norm"]),
         norm=norm,
-        glorot_ratio=variance / float(matrices.glorot_variance(width, count)),
+        glorot_ratio=variance / float(random_norms.glorot_variance(width, count)),
         law=_fitted_law(matrix.flatten()),
         leading_share=norm**2 / max(float(matrix.square().sum()), 1e-300),
         row_correlation=_mean_correlation(matrix),

@@ -15,7 +15,8 @@ from prunus.certificates.domains import Ball, Box, Domain, Samples
 from prunus.certificates.graph import input_shape, read_pair
 from prunus.contract import Masks, Pattern
 from prunus.errors import BadInput
-from prunus.theory import closeness
+from prunus.formulas import intervals
+from prunus.formulas.closeness import label_margin
 
 
 @dataclass(frozen=True)
@@ -91,17 +92,17 @@ def certify_statistically(
         bound, beyond = float(error), int((found.distances > error).sum())
     delta = 1 - confidence
     differing = count - int(found.same.sum())
-    safe = found.margins > closeness.label_margin(1.0) * found.distances
+    safe = found.margins > label_margin(1.0) * found.distances
     return Statistic(
         bound=bound,
-        probability=closeness.exceedance_upper(count, beyond, delta, comparisons),
+        probability=intervals.exceedance_upper(count, beyond, delta, comparisons),
         confidence=confidence,
         points=count,
         exceedances=beyond,
         median=float(ordered[count // 2]),
         largest=float(ordered[-1]),
         agreement=float(found.same.double().mean()),
-        agreement_low=1 - closeness.exceedance_upper(count, differing, delta, comparisons),
+        agreement_low=1 - intervals.exceedance_upper(count, differing, delta, comparisons),
         kept_by_margin=float(safe.double().mean()),
         median_margin=float(found.margins.median()),
     )
@@ -208,7 +209,7 @@ def certify_over_masks(
         )
         values.append(_value(model, masks, where))
     successes = sum(value <= error for value in values)
-    interval = closeness.success_interval(trials, successes, 1 - confidence)
+    interval = intervals.success_interval(trials, successes, 1 - confidence)
     return MaskTrials(error, successes, trials, interval["low"], interval["high"], confidence, tuple(values))
 
 

@@ -43,7 +43,7 @@ def plan(
 
     Example: `prunus private plan --d 1000000 --k 0.01 --swap-epsilon 5.28 -o plan.html`
     """
-    from prunus.private import planning
+    from prunus.papers.noisy_topk import planning
 
     chosen = {"swap_epsilon": swap_epsilon, "local_epsilon": local_epsilon, "error": error}
     if theta is None and all(value is None for value in chosen.values()):
@@ -84,8 +84,8 @@ def simulate(
     Example: `prunus private simulate digits --clients 10 --rounds 20 --k 0.05`
     """
     from prunus.cli.output import progress
-    from prunus.private.simulation import SimulationOptions, methods
-    from prunus.private.simulation import simulate as run
+    from prunus.papers.noisy_topk.simulation import SimulationOptions, methods
+    from prunus.papers.noisy_topk.simulation import simulate as run
 
     options = SimulationOptions(
         data=data,
@@ -166,7 +166,7 @@ def train(
     Example: `prunus private train digits --epsilon 3 --seeds 3`
     """
     from prunus.cli.output import progress
-    from prunus.private.comparison import METHODS, ComparisonOptions, compare, predictions
+    from prunus.papers.noisy_topk.comparison import METHODS, ComparisonOptions, compare, predictions
 
     options = ComparisonOptions(
         data=data,

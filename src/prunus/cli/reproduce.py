@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import json as jsonlib
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,8 +11,6 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from prunus.cli.options import DataDir, Json, Seed
-
-ROOMS = ("sparse", "training", "certificates", "tangent", "private", "models", "study")
 
 
 def reproduce(
@@ -32,6 +28,7 @@ def reproduce(
     """
     from prunus.cli.output import print_json
     from prunus.errors import UnknownName
+    from prunus.papers.reproducing import collect
 
     known = collect()
     if list or not names:
@@ -107,16 +104,6 @@ def _parts(columns: Sequence[str], rows: Sequence[Mapping[str, Any]], width: int
             part = columns[:1]
         part = [*part, name]
     yield part
-
-
-def collect() -> dict[str, Any]:
-    """Every registered reproduction, by id: each room registers its own in `reproductions`."""
-    from prunus.contract import reproductions
-
-    for room in ROOMS:
-        if importlib.util.find_spec(f"prunus.{room}.reproductions"):
-            importlib.import_module(f"prunus.{room}.reproductions")
-    return dict(sorted(reproductions.items()))
 
 
 def run_one(entry: Any, folder: Path | None, seed: int, quiet: bool) -> list[dict[str, Any]]:

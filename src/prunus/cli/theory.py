@@ -109,7 +109,7 @@ def _list(family: str, json: bool) -> int:
 
     chosen = [claim for claim in claims.values() if claim.id.startswith(f"{family}-" if family else "")]
     if json:
-        fields = ("id", "title", "status", "source", "erratum", "module", "name")
+        fields = ("id", "title", "status", "source", "erratum", "paper", "name")
         print_json([{field: getattr(claim, field) for field in fields} for claim in chosen])
         return 0
     print_table(["id", "title", "status"], [[c.id, c.title, c.status] for c in chosen], left=(0, 1, 2))
@@ -132,7 +132,7 @@ def _describe(claim: Any, json: bool) -> int:
     from prunus.cli.output import console, print_json, print_table
 
     record = {
-        **{name: getattr(claim, name) for name in ("id", "title", "status", "source", "erratum", "module", "name")},
+        **{name: getattr(claim, name) for name in ("id", "title", "status", "source", "erratum", "paper", "name")},
         "arguments": dict(claim.arguments),
         "returns": dict(claim.returns),
         "printed": dict(claim.printed_returns),
@@ -202,16 +202,16 @@ def _print_origin(claim: Any) -> None:
 
 def _check(identifiers: Sequence[str], json: bool) -> int:
     from prunus.cli.output import console, print_json, progress
-    from prunus.theory import _verify
+    from prunus.papers import verify
 
-    chosen = _verify.select(identifiers)
-    checks = _verify.select_checks(chosen)
+    chosen = verify.select(identifiers)
+    checks = verify.select_checks(chosen)
     results, started = [], time.perf_counter()
     with progress("reference values", sum(len(claim.cases) for claim in chosen) + len(checks), json) as advance:
-        for result in _verify.verify_cases(chosen):
+        for result in verify.verify_cases(chosen):
             results.append(result)
             advance()
-        for result in _verify.verify_checks(checks):
+        for result in verify.verify_checks(checks):
             results.append(result)
             advance(1, result.name)
     seconds = time.perf_counter() - started
@@ -234,7 +234,7 @@ def _check(identifiers: Sequence[str], json: bool) -> int:
 
 def _vacuity(widths: tuple[int, ...], layers: tuple[int, ...], error: float, failure: float, json: bool) -> int:
     from prunus.cli.output import console, print_json, print_table
-    from prunus.theory.vacuity import vacuity
+    from prunus.papers.closeness.vacuity import vacuity
 
     rows = vacuity(widths=widths, layers=layers, error=error, failure=failure)
     if json:

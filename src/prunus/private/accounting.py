@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from prunus.errors import BadInput, MissingExtra, RunFailed
-from prunus.theory.swaps import subsampled_privacy
+from prunus.formulas.swap_privacy import subsampled_privacy
 
 _INTERVAL = 1e-3  # of a privacy loss, rounded upwards: half a percent of epsilon over a thousand steps
 # Beyond this a privacy loss distribution of the indices would only cost memory: basic composition says the same.

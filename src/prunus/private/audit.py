@@ -20,7 +20,7 @@ from scipy import stats
 from torch import Tensor
 
 from prunus.errors import BadInput
-from prunus.private.drawing import in_groups
+from prunus.private.exchange import in_groups
 from prunus.private.mechanism import IndexMechanism, NoisyTopK
 from prunus.private.randomness import Integers, Source, source
 

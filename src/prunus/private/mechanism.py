@@ -22,12 +22,12 @@ from torch import Tensor
 
 from prunus import select as selection
 from prunus.errors import BadInput, UnknownName
-from prunus.private import laws
-from prunus.private.cost import Energies, Privacy, energies, privacy_record
-from prunus.private.drawing import exchange, in_groups, top_set
+from prunus.formulas import swap_counts, swap_errors, swap_privacy, two_level
+from prunus.private import integer_weights
+from prunus.private.exact_sampling import Table
+from prunus.private.exchange import exchange, in_groups, top_set
+from prunus.private.privacy import Energies, Privacy, energies, privacy_record
 from prunus.private.randomness import Integers, Source, source
-from prunus.private.tables import Table
-from prunus.theory import swaps as theory
 
 SCOPES = ("global", "layer")
 _LARGEST_THETA = 1000.0
@@ -206,7 +206,7 @@ class IndexMechanism:
             m = self.count(n) if group is None else self.count_in_group(n)
             if m < n:
                 mean = self.swap_moments(m, n - m)[0]
-                total += times * theory.error_after_swaps(n, m, min(mean, min(m, n - m)), sigma)
+                total += times * swap_errors.error_after_swaps(n, m, min(mean, min(m, n - m)), sigma)
         return total
 
     def error_variance(self, vector: Tensor, group: int | None = None) -> float:
@@ -257,13 +257,13 @@ class NoisyTopK(IndexMechanism):
     @classmethod
     def from_swap_epsilon(cls, k: float, epsilon: float) -> Self:
         """Metric privacy `epsilon` for each swapped index: theta = epsilon / 2 (N-7d)."""
-        return cls(k, theory.theta_for_swap_epsilon(epsilon))
+        return cls(k, swap_privacy.theta_for_swap_epsilon(epsilon))
 
     @classmethod
     def from_local_epsilon(cls, k: float, epsilon: float, d: int) -> Self:
         """Pure local privacy `epsilon` for vectors of d coordinates: theta = epsilon / (2 min(m, d - m)) (N-7c)."""
         m = IndexMechanism(k).count(d)
-        return cls(k, theory.theta_for_local_epsilon(d, m, epsilon))
+        return cls(k, swap_privacy.theta_for_local_epsilon(d, m, epsilon))
 
     @classmethod
     def from_error(cls, k: float, error: float, d: int, sigma: float = 1.0) -> Self:
@@ -271,27 +271,27 @@ class NoisyTopK(IndexMechanism):
         m = IndexMechanism(k).count(d)
         if m == d:
             raise BadInput("Keeping every coordinate has no error to choose: give k below 1.")
-        lowest = theory.topk_error(d, m, sigma)["squared_error"]
+        lowest = swap_errors.topk_error(d, m, sigma)["squared_error"]
         highest = (d - m) * sigma**2
         if not lowest < error <= highest * (1.0 + 1e-12):
             raise BadInput(
                 f"No theta gives an expected squared error of {error:.6g} with {m} of {d} coordinates: exact top-k "
                 f"costs {lowest:.6g} and a random set {highest:.6g}; choose an error between, or keep more."
             )
-        wanted = (error - lowest) / (sigma**2 * theory.swap_slope(d, m))
+        wanted = (error - lowest) / (sigma**2 * swap_errors.swap_slope(d, m))
         most = m * ((d - m) / d)
-        return cls(k, theory.theta_for_swaps(m, d - m, min(wanted, most))["theta"])
+        return cls(k, swap_errors.theta_for_swaps(m, d - m, min(wanted, most))["theta"])
 
     @property
     def published_theta(self) -> float:
         """The theta really used: exp(-2 theta) is rounded up to an integer fraction, so never less private (N-12c)."""
-        return laws.used_odds(float(self.theta))[2]
+        return integer_weights.used_odds(float(self.theta))[2]
 
     def table(self, m: int, others: int) -> Table:
-        return laws.swap_table(m, others, float(self.theta))
+        return integer_weights.swap_table(m, others, float(self.theta))
 
     def swap_moments(self, m: int, others: int) -> tuple[float, float]:
-        law = theory.swap_law(m, others, self.theta)
+        law = swap_counts.swap_law(m, others, self.theta)
         return law["mean"], law["variance"]
 
     def worst_epsilon(self, d: int, group: int | None = None) -> float:
@@ -301,24 +301,24 @@ class NoisyTopK(IndexMechanism):
     def privacy(self, d: int, swaps: int = 1, group: int | None = None) -> Privacy:
         """Both readings of the privacy of one release: per swapped index, and between any two vectors."""
         m = sum(times * self._kept_of(n, group) for n, times in _group_sizes(d, group))
-        at_distance = theory.swap_privacy(self.theta, swaps)["epsilon"]
+        at_distance = swap_privacy.swap_privacy(self.theta, swaps)["epsilon"]
         local = self.worst_epsilon(d, group)
         return privacy_record(2.0 * self.theta, local, swaps, min(at_distance, local), d, m)
 
     def delta(self, epsilon: Any, d: int, swaps: int = 1) -> Any:
         """Exact delta(epsilon) between vectors whose top sets differ in `swaps` indices (N-7f)."""
         m = self.count(d, quiet=True)
-        return theory.privacy_delta(m, d - m, self.theta, swaps, epsilon)
+        return swap_privacy.privacy_delta(m, d - m, self.theta, swaps, epsilon)
 
     def renyi(self, order: Any, d: int, swaps: int = 1) -> Any:
         """Exact Renyi divergence at that distance (N-7g); `order` may be an array."""
         m = self.count(d, quiet=True)
-        return theory.renyi_divergence(m, d - m, self.theta, swaps, order)
+        return swap_privacy.renyi_divergence(m, d - m, self.theta, swaps, order)
 
     def divergence(self, d: int, swaps: int = 1) -> float:
         """Kullback-Leibler divergence at that distance, the mean leakage (N-7e)."""
         m = self.count(d, quiet=True)
-        return theory.leakage(m, d - m, self.theta, swaps)["divergence"]
+        return swap_privacy.leakage(m, d - m, self.theta, swaps)["divergence"]
 
 
 @dataclass(frozen=True)
@@ -337,10 +337,10 @@ class TwoLevelTopK(IndexMechanism):
             raise BadInput(f"epsilon = {epsilon:g} leaves no privacy: choose one up to {_LARGEST_EPSILON:g}.")
 
     def table(self, m: int, others: int) -> Table:
-        return laws.two_level_table(m, others, float(self.epsilon))
+        return integer_weights.two_level_table(m, others, float(self.epsilon))
 
     def swap_moments(self, m: int, others: int) -> tuple[float, float]:
-        low, probabilities = theory.two_level_law(m + others, m, self.epsilon)
+        low, probabilities = two_level.two_level_law(m + others, m, self.epsilon)
         swaps = low + np.arange(len(probabilities))
         mean = float((swaps * probabilities).sum())
         return mean, float((np.square(swaps - mean) * probabilities).sum())

@@ -26,7 +26,7 @@ from prunus.errors import BadInput, UnknownName
 from prunus.private.accounting import BudgetSpent, Release
 from prunus.private.ledger import Ledger
 from prunus.private.mechanism import IndexMechanism
-from prunus.private.values import ValueNoise
+from prunus.private.value_noise import ValueNoise
 
 TRUST = ("local", "central")
 # Grid points in one deviation of the central noise: every client rounds towards zero, so the grid must be fine.

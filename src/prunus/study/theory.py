@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 import math
 
+from prunus.formulas import energy as energies
 from prunus.pruning import patterns
-from prunus.theory import order_statistics
 
 
 @functools.lru_cache(maxsize=4096)
@@ -24,7 +24,7 @@ def predicted_energy(score: str, pattern: str, sparsity: float, total: int, law:
     if bank is not None:
         return _bank(bank, sparsity, law)
     if isinstance(patterns.parse(pattern), patterns.Unstructured):
-        return float(order_statistics.limit_energy(min(max(sparsity, 0.0), 1.0), law)["energy"])
+        return float(energies.limit_energy(min(max(sparsity, 0.0), 1.0), law)["energy"])
     return None
 
 
@@ -32,5 +32,5 @@ def _bank(size: int, sparsity: float, law: str) -> float:
     count = min(sparsity * size, float(size))
     low = math.floor(count + 1e-9)
     part = max(0.0, count - low)
-    energy = order_statistics.bank_energy(size, low, law)
-    return energy if low == size else (1 - part) * energy + part * order_statistics.bank_energy(size, low + 1, law)
+    energy = energies.bank_energy(size, low, law)
+    return energy if low == size else (1 - part) * energy + part * energies.bank_energy(size, low + 1, law)

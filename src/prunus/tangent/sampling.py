@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from prunus.errors import BadInput
+from prunus.formulas.tangent import width_for_sigma
 from prunus.tangent._angles import density_in, depth_in, inputs
 from prunus.tangent._limit import limit
-from prunus.theory.tangent import width_for_sigma
 
 _BYTES = 1 << 27
 _CHUNK = 1 << 18  # entries of a mask at a time: they stay in the cache

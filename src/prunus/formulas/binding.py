@@ -1,0 +1,53 @@
+"""Bind a function to the ledger id of the result it computes, so that the index and "find references" both find it.
+
+    @claim("P-15d")
+    def theorem1_prime_difference(rows, columns, ...): ...
+
+`@printed("P-15d")` marks the published formula where it differs from the corrected one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+_corrected: dict[str, Callable[..., Any]] = {}
+_printed: dict[str, Callable[..., Any]] = {}
+
+
+def claim(id: str) -> Callable[[Function], Function]:
+    """Bind the decorated function to this id as the form that holds."""
+    return _register(_corrected, id)
+
+
+def printed(id: str) -> Callable[[Function], Function]:
+    """Bind the decorated function to this id as the published form."""
+    return _register(_printed, id)
+
+
+def corrected_form(id: str) -> Callable[..., Any]:
+    """The function bound to this id; its module must have been imported."""
+    return _corrected[id]
+
+
+def printed_form(id: str) -> Callable[..., Any] | None:
+    """The published form bound to this id, or None where it does not differ."""
+    return _printed.get(id)
+
+
+def bound() -> frozenset[str]:
+    """The ids bound so far, corrected or printed."""
+    return frozenset(_corrected) | frozenset(_printed)
+
+
+def _register(table: dict[str, Callable[..., Any]], id: str) -> Callable[[Function], Function]:
+    def register(function: Function) -> Function:
+        known = table.setdefault(id, function)
+        if (known.__module__, known.__qualname__) != (function.__module__, function.__qualname__):
+            raise ValueError(f"{id} is bound twice: to {known.__qualname__} and to {function.__qualname__}.")
+        table[id] = function  # a module that is loaded again binds its new function
+        return function
+
+    return register

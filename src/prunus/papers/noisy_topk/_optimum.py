@@ -1,0 +1,65 @@
+"""The best any mechanism can do: metric and pure local privacy (N-9).
+
+The overlap of a random index set with the true one is hypergeometric; a purely private mechanism can only weigh it
+between 1 and exp(epsilon), which gives the two-level rule and a converse.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from scipy import optimize, special
+
+from prunus.formulas import domain
+from prunus.formulas.binding import claim
+from prunus.formulas.swap_privacy import theta_for_local_epsilon
+from prunus.formulas.two_level import HUGE, checked_law, overlaps, sums_from_above
+
+_CLOSE = {"xtol": 1e-16, "rtol": 1e-14}  # accuracy only
+
+
+@claim("N-9a")
+def metric_optimum(d: int, m: int, theta: float) -> float:
+    """N-9a: largest kept fraction of any mechanism with metric privacy theta; noisy top-k attains it."""
+    law = checked_law(d, m, theta)
+    return law.m / (law.m + law.others) + law.gain / law.m
+
+
+@claim("N-9c")
+def kept_at_local_epsilon(d: int, m: int, epsilon: float) -> float:
+    """N-9c: kept fraction of the noisy top-k law at a pure local privacy."""
+    return metric_optimum(d, m, theta_for_local_epsilon(d, m, epsilon))
+
+
+@claim("N-9d")
+def kept_fraction_bound(d: int, m: int, epsilon: float) -> float:
+    """N-9d: no purely private release keeps more: mean of the top exp(-epsilon) part of the overlap, over m."""
+    epsilon = domain.real("epsilon", epsilon, 0.0)
+    overlap, logs, mean = overlaps(d, m, epsilon)
+    heavy = np.exp(np.minimum(logs + epsilon, HUGE))
+    mass = sums_from_above(heavy)
+    inside = mass <= 1.0
+    if not inside.any():
+        return float(overlap[-1]) / m
+    first = int(np.argmax(inside))
+    above = float(sums_from_above(heavy * (overlap - mean))[first])
+    rest = (1.0 - float(mass[first])) * (float(overlap[first]) - 1.0 - mean)
+    return (mean + above + rest) / m
+
+
+@claim("N-9e")
+def rough_kept_fraction(m: int, k: float, epsilon: float) -> float:
+    """N-9e: the p >= k with m KL(p, k) = epsilon, the exponent of N-9d only; 1 where even p = 1 is allowed."""
+    m = domain.whole("m", m, 1)
+    k = domain.probability("k", k, open_low=True, open_high=True)
+    target = domain.real("epsilon", epsilon, 0.0) / m
+    if target == 0.0:
+        return k
+    if target >= -math.log(k):
+        return 1.0
+
+    def gap(p: float) -> float:
+        return float(special.rel_entr(p, k) + special.rel_entr(1.0 - p, 1.0 - k)) - target
+
+    return float(optimize.brentq(gap, k, 1.0, **_CLOSE))

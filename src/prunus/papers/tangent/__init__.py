@@ -1,0 +1,126 @@
+"""The tangent kernel of randomly pruned networks (ledger K): limits, widths, tail bounds, convolutions.
+
+Source: Yang and Wang, "On the Neural Tangent Kernel Analysis of Randomly Pruned Neural Networks".
+
+The corrected form of a result has the plain name; the published one, where it differs, ends in `_printed`.
+"""
+
+from prunus.formulas.tangent import (
+    width_for_sigma,
+)
+from prunus.papers.tangent._convolution import (
+    convolutional_limit,
+    masked_convolution_factor,
+)
+from prunus.papers.tangent._kernels import (
+    arc_cosine_kernels,
+    layer_covariances,
+    limiting_kernel,
+    limiting_kernel_printed,
+    matched_ridge,
+    parametrisation_factor,
+    preactivation_scale,
+    preactivation_scale_printed,
+    pruned_back_product,
+    pruned_covariance,
+    pruned_input_limit,
+    pruned_limit,
+    relu_moments,
+    training_slowdown,
+    weight_rescaled_limit,
+    weight_rescaled_limit_printed,
+)
+from prunus.papers.tangent._split import (
+    backward_split,
+)
+from prunus.papers.tangent._stability import (
+    relu_lipschitz,
+    step_change,
+)
+from prunus.papers.tangent._tails import (
+    binomial_deviation_tail,
+    chaos_bound,
+    chaos_bound_printed,
+    chaos_deviation,
+    chernoff_bound,
+    chernoff_bound_printed,
+    gaussian_output_bound,
+    gaussian_output_bound_printed,
+    half_space_moments,
+    hoeffding_deviation_bound,
+    identity_chaos_tail,
+    inverted_chaos_bound,
+    poisson_exponent,
+    subgamma_exponent,
+    subgamma_exponent_printed,
+    unbalanced_row_probability,
+)
+from prunus.papers.tangent._widths import (
+    balanced_row_width,
+    balanced_row_width_printed,
+    effective_width,
+    forward_width_order,
+    kernel_variance,
+    largest_stable_step,
+    layer_error,
+    layer_width_order,
+    linear_density,
+    scaled_widths,
+    steps_to_tolerance,
+    third_term_ratio,
+    width_order,
+)
+
+__all__ = [
+    "arc_cosine_kernels",
+    "backward_split",
+    "balanced_row_width",
+    "balanced_row_width_printed",
+    "binomial_deviation_tail",
+    "chaos_bound",
+    "chaos_bound_printed",
+    "chaos_deviation",
+    "chernoff_bound",
+    "chernoff_bound_printed",
+    "convolutional_limit",
+    "effective_width",
+    "forward_width_order",
+    "gaussian_output_bound",
+    "gaussian_output_bound_printed",
+    "half_space_moments",
+    "hoeffding_deviation_bound",
+    "identity_chaos_tail",
+    "inverted_chaos_bound",
+    "kernel_variance",
+    "largest_stable_step",
+    "layer_covariances",
+    "layer_error",
+    "layer_width_order",
+    "limiting_kernel",
+    "limiting_kernel_printed",
+    "linear_density",
+    "masked_convolution_factor",
+    "matched_ridge",
+    "parametrisation_factor",
+    "poisson_exponent",
+    "preactivation_scale",
+    "preactivation_scale_printed",
+    "pruned_back_product",
+    "pruned_covariance",
+    "pruned_input_limit",
+    "pruned_limit",
+    "relu_lipschitz",
+    "relu_moments",
+    "scaled_widths",
+    "step_change",
+    "steps_to_tolerance",
+    "subgamma_exponent",
+    "subgamma_exponent_printed",
+    "third_term_ratio",
+    "training_slowdown",
+    "unbalanced_row_probability",
+    "weight_rescaled_limit",
+    "weight_rescaled_limit_printed",
+    "width_for_sigma",
+    "width_order",
+]
