@@ -1,9 +1,9 @@
 """Mutation testing of the formulas: would the tests notice a wrong formula?
 
-Draws mutants of `src/prunus/formulas` and of the formulas in `src/prunus/papers`, reproducibly from a seed: flipped comparisons, swapped
-operators, perturbed constants and defaults, lost negations, swapped min and max. Each runs against its own subject's
-tests in a forked process, on a copy of the package. Results go to docs/evidence/mutation.json and .md; explanations
-of survivors are kept in docs/evidence/mutation-survivors.toml.
+Draws mutants of `src/prunus/formulas` and of the formulas in `src/prunus/papers`, reproducibly from a seed: flipped
+comparisons, swapped operators, perturbed constants and defaults, lost negations, swapped min and max. Each runs against
+its own paper's tests in a forked process, on a copy of the package. Results go to docs/evidence/mutation.json and .md;
+explanations of survivors are kept in docs/evidence/mutation-survivors.toml.
 
 Not drawn, because no result depends on it by construction:
 - annotations, decorators (sizes of caches), imports, `__all__`, docstrings, f-strings and what is raised;

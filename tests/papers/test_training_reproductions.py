@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from prunus.contract import Masks
+from prunus.papers import runs
 from prunus.papers.iterand import reproductions as tickets
 from prunus.papers.reproducing import collect, reproductions
 from prunus.papers.tangent import reproductions_lottery as lottery
