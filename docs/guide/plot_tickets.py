@@ -12,9 +12,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from prunus.files import replace_file
 from prunus.models import make
 from prunus.papers.runs import digits
+from prunus.storage import write
 from prunus.tangent.plots import Chart, write_charts
 from prunus.training import FitConfig, find_ticket, fit
 from prunus.training.curves import svg_plot
@@ -79,7 +79,7 @@ def curves() -> None:
         lines[name] = [(record.epoch, record.test_accuracy or 0.0) for record in history]
         print(name, history[-1])
     title = "digits, 64-16-16-10, Kaiming uniform: test accuracy"
-    replace_file(FOLDER / "ticket-curves.svg", svg_plot(lines, title))
+    write(FOLDER / "ticket-curves.svg", svg_plot(lines, title))
 
 
 def main() -> None:

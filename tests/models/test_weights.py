@@ -1,8 +1,12 @@
 from __future__ import annotations
 
+import hashlib
 import os
 import pickle
 import random
+import tracemalloc
+import warnings
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -181,3 +185,46 @@ def test_saving_is_all_or_nothing(tmp_path: Path) -> None:
     first = save_weights(trained(), tmp_path / "a.safetensors").read_bytes()
     assert first == save_weights(trained(), tmp_path / "b.safetensors").read_bytes()
     assert sorted(file.name for file in tmp_path.iterdir()) == ["a.safetensors", "b.safetensors"]
+
+
+def test_files_without_checksums_say_so_and_names_with_a_hash_are_compared(tmp_path: Path) -> None:
+    source = make("fc:6-5-3", seed=1)
+    plain = tmp_path / "model.th"
+    torch.save(source.state_dict(), plain, _use_new_zipfile_serialization=False)
+    with pytest.warns(UserWarning, match="has no checksum"):
+        load_weights(make("fc:6-5-3"), plain)
+    beginning = hashlib.sha256(plain.read_bytes()).hexdigest()[:8]
+    named = tmp_path / f"model-{beginning}.th"
+    good = plain.read_bytes()
+    named.write_bytes(good)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert equal(state(load_weights(make("fc:6-5-3"), named)), state(source))
+    loaded, source_of_places = 0, random.Random(3)
+    for _ in range(200):
+        bad = bytearray(good)
+        bad[source_of_places.randrange(len(bad))] ^= 1 << source_of_places.randrange(8)
+        named.write_bytes(bytes(bad))
+        try:
+            load_weights(make("fc:6-5-3"), named)
+            loaded += 1
+        except BadFile:
+            continue
+    assert loaded == 0
+    dated = tmp_path / "model-20240131.th"
+    dated.write_bytes(good)
+    with pytest.warns(UserWarning, match="has no checksum"):
+        load_weights(make("fc:6-5-3"), dated)
+
+
+def test_a_bomb_is_refused_before_it_is_unpacked(tmp_path: Path) -> None:
+    path = tmp_path / "w.pt"
+    torch.save(make("fc:6-5-3").state_dict(), path)
+    with zipfile.ZipFile(path, "a", zipfile.ZIP_DEFLATED) as archive, archive.open("archive/data/99", "w") as part:
+        for _ in range(64):
+            part.write(bytes(1 << 20))
+    assert path.stat().st_size < 200_000
+    tracemalloc.start()
+    refused(path, "would unpack to 67,1")
+    assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    tracemalloc.stop()

@@ -86,11 +86,14 @@ def test_a_torn_last_line_is_cut_and_other_damage_refused(tmp_path: Path) -> Non
     for round_ in range(3):
         ledger.charge("a", round_, Release(rho=0.1))
     whole = path.read_bytes()
-    last = whole[:-1].rfind(b"\n") + 1
-    for cut in range(last + 1, len(whole)):
-        path.write_bytes(whole[:cut])
-        assert Ledger(path).charges("a") == 2
-        assert path.read_bytes() == whole[:last]
+    ledger.charge("a", 3, Release(rho=0.1))
+    line = path.read_bytes()[len(whole) :]
+    for cut in range(1, len(line)):  # a kill while the fourth charge was written
+        path.write_bytes(whole + line[:cut])
+        assert Ledger(path).charges("a") == 3
+        assert path.read_bytes() == whole
+    path.write_bytes(whole + line)  # a kill before the second line was brought up to date: counted, though not sent
+    assert Ledger(path).charges("a") == 4
     for place in range(10, len(whole) - 1, 17):
         damaged = bytearray(whole)
         damaged[place] ^= 1
@@ -100,6 +103,30 @@ def test_a_torn_last_line_is_cut_and_other_damage_refused(tmp_path: Path) -> Non
     path.write_bytes(whole)
     with pytest.raises(BadInput, match="delta"):
         Ledger(path, delta=1e-3)
+
+
+def test_a_ledger_that_lost_lines_is_refused(tmp_path: Path) -> None:
+    """Cut at any place, emptied, zeroed, or with lines dropped or exchanged: never accepted with less spent."""
+    path = tmp_path / "l"
+    ledger = Ledger(path)
+    for round_ in range(4):
+        ledger.charge("a", round_, Release(rho=0.1 * (round_ + 1)))
+    whole = path.read_bytes()
+    lines = whole.splitlines(keepends=True)
+    damaged = [whole[:cut] for cut in range(0, len(whole), 7)]
+    damaged += [b"".join(lines[:count]) for count in range(len(lines))]
+    damaged += [b"".join(lines[:number] + lines[number + 1 :]) for number in range(len(lines))]
+    damaged += [b"".join([*lines[:3], lines[4], lines[3], lines[5]]), bytes(len(whole)), whole[:200] + bytes(300)]
+    for content in damaged:
+        path.write_bytes(content)
+        with pytest.raises(BadFile):
+            Ledger(path)
+        assert path.read_bytes() == content
+    path.write_bytes(whole)
+    assert Ledger(path).charges("a") == 4
+    path.write_bytes(b"".join(lines[:-1]))
+    with pytest.raises(BadFile, match="shorter while it was in use"):
+        ledger.refresh()
 
 
 # ------------------------------------------------------------------------------------------------------------ rounds

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import nn
 
 import prunus
+from prunus import storage
 from prunus.errors import BadFile, BadInput
 from prunus.sparse import compress, explain, load, save
-from prunus.sparse._file import digest
 from support import scale
 
 
@@ -134,20 +135,13 @@ def test_damaged_files_are_refused(tmp_path: Path) -> None:
 
 
 def test_inconsistent_content_with_a_right_checksum_is_refused(tmp_path: Path) -> None:
-    from safetensors import safe_open
-
     path = tmp_path / "net.safetensors"
     save(compress(small_net(), select="always"), path)
-    with safe_open(path, "pt") as file:
-        metadata = file.metadata()
 
     def rewrite(change) -> Path:  # type: ignore[no-untyped-def]
-        tensors, plan = load_file(path), json.loads(metadata["plan"])
-        change(tensors, plan)
-        text = json.dumps(plan)
-        sums = {"plan": text, "digest": digest(tensors, text, metadata["shared"])}
-        save_file(tensors, tmp_path / "bad.safetensors", {**metadata, **sums})
-        return tmp_path / "bad.safetensors"
+        tensors, record = storage.read_tensors(path, "sparse model")
+        change(tensors, record["plan"])
+        return storage.write_tensors(tmp_path / "bad.safetensors", tensors, "sparse model", record)
 
     def set_first(name: str, value: int):  # type: ignore[no-untyped-def]
         return lambda tensors, plan: tensors[name].view(-1)[:1].fill_(value)
@@ -185,3 +179,28 @@ def test_the_wrong_model_or_file_is_refused(tmp_path: Path) -> None:
         load(tmp_path / "other.safetensors", small_net())
     with pytest.raises(BadInput, match="not made by"):
         save(small_net(), path)
+
+
+@pytest.mark.parametrize("harm", ["truncate", "overwrite", "replace", "remove"])
+def test_a_loaded_model_does_not_depend_on_its_file(tmp_path: Path, harm: str) -> None:
+    """The file is cut, written over with other bytes, replaced or removed while the model is in use."""
+    code = f"""
+import os, sys, torch, prunus
+from prunus.sparse import load
+torch.manual_seed(0)
+path, harm, x = sys.argv[1], {harm!r}, torch.randn(3, 64)
+model = load(path, prunus.models.make("fc:64-64-48-10"))
+with torch.no_grad():
+    before = model(x)
+    again = load(path, prunus.models.make("fc:64-64-48-10"))  # not run yet when its file goes
+    if harm == "truncate": os.truncate(path, 0)
+    elif harm == "overwrite":
+        with open(path, "r+b") as file: file.write(b"\\xff" * os.path.getsize(path))
+    elif harm == "replace": open(path + "2", "wb").close(); os.replace(path + "2", path)
+    else: os.remove(path)
+    assert torch.equal(model(x), before) and torch.equal(again(x), before)
+print("well")
+"""
+    path = save(compress(small_net(), select="always"), tmp_path / "net.safetensors")
+    done = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True)
+    assert (done.stdout, done.returncode) == ("well\n", 0), done.stderr

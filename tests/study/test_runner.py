@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from prunus.errors import BadFile, BadInput
-from prunus.study import Cell, LocalEngine, Progress, Settings, Store, check_size, run_study
+from prunus.models import make, save_weights
+from prunus.study import Cell, Job, LocalEngine, Progress, Settings, Store, check_size, run_study
 from prunus.study.retiming import retime
 from support import PROVING, scale
 from support.evidence import record
@@ -173,3 +174,43 @@ def test_killed_and_resumed_gives_the_same_values(tmp_path: Path) -> None:
     if PROVING:
         rows = [{"cells": cells, "kills": kills, "done at each kill": ", ".join(map(str, survived)), "differences": 0}]
         record("study-kills", rows=rows, note="A study killed at random and resumed against an undisturbed one.")
+
+
+def test_a_damaged_dense_network_is_made_again(tmp_path: Path) -> None:
+    """A flipped bit in a dense network must not give other cells beside the right dense accuracy."""
+    first, second = tiny(sparsity=(0.5, 0.9))
+    run_study([first, second], tmp_path / "good", engine=LocalEngine(1))
+    run_study([first], tmp_path / "bad", engine=LocalEngine(1))
+    (file,) = (tmp_path / "bad" / "bases").glob("*.safetensors")
+    good = file.read_bytes()
+    body = bytearray(good)
+    body[-1] ^= 0x40  # an exponent
+    file.write_bytes(bytes(body))
+    assert run_study([first, second], tmp_path / "bad", engine=LocalEngine(1)).failed == 0
+    assert file.read_bytes() == good
+    assert contents(tmp_path / "bad") == contents(tmp_path / "good")
+    assert "damaged" in str(perform_on(second, bytes(body)))
+
+
+def perform_on(cell: Cell, weights: bytes) -> object:
+    """What a worker says about a cell whose dense network is these bytes."""
+    from prunus.study.worker import perform
+
+    return perform({"kind": "cell", "cell": cell.to_dict(), "base": {}}, weights)[0]["error"]
+
+
+def test_weights_that_change_during_a_study_are_refused(tmp_path: Path) -> None:
+    """The cells are named by the file as it was at the start."""
+    file = save_weights(make("fc:64-16-10", seed=1), tmp_path / "w.safetensors")
+    (cell,) = tiny(settings={"weights": str(file)})
+    engine = LocalEngine(1)
+    submit = engine.submit
+
+    def late(job: Job) -> None:
+        save_weights(make("fc:64-16-10", seed=2), file)
+        submit(job)
+
+    engine.submit = late  # type: ignore[method-assign]
+    assert run_study([cell], tmp_path / "study", engine=engine).failed == 1
+    with Store(tmp_path / "study") as store:
+        assert "has changed since the study began" in str(store.results()[0].error)

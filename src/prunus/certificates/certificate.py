@@ -18,7 +18,7 @@ from torch import nn
 from prunus import __version__
 from prunus.certificates.domains import Domain, restore
 from prunus.errors import BadFile
-from prunus.files import replace_json
+from prunus.storage import write_json
 
 _FORMAT = "prunus-certificate-1"
 
@@ -117,7 +117,7 @@ class Certificate:
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the certificate as JSON, in one piece."""
-        return replace_json(path, self.to_dict())
+        return write_json(path, self.to_dict())
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> Certificate:

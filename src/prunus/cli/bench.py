@@ -124,8 +124,8 @@ def _page(results: list[Result], path: Path) -> Path:
     import plotly.graph_objects as go
     from plotly.subplots import make_subplots
 
-    from prunus.files import replace_file
     from prunus.sparse._machine import limits
+    from prunus.storage import write
 
     figure = make_subplots(1, 2, subplot_titles=("Time of one call", "Roofline of this machine, one thread"))
     names = [f"{result.what}, {result.sparsity:.0%}" for result in results]
@@ -147,7 +147,7 @@ def _page(results: list[Result], path: Path) -> Path:
     figure.update_yaxes(type="log", title="microseconds", row=1, col=1)
     figure.update_yaxes(type="log", title="GFLOP/s", row=1, col=2)
     figure.update_xaxes(type="log", title="operations for each byte of weights", row=1, col=2)
-    return replace_file(path, figure.to_html(include_plotlyjs=True, full_html=True))
+    return write(path, figure.to_html(include_plotlyjs=True, full_html=True))
 
 
 def _print(results: list[Result], table: list[dict[str, Any]], page: str | None, json: bool) -> None:

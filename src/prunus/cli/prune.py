@@ -119,13 +119,10 @@ def _accuracies(network: Any, masks: Any, test: Any, quiet: bool) -> dict[str, f
 def _write(network: Any, masks: Any, output: Path | None) -> dict[str, str]:
     if output is None:
         return {}
-    from safetensors.torch import save
+    from prunus.models import save_weights
 
-    from prunus.files import replace_file
-
-    tensors = {name: value.detach().contiguous().clone() for name, value in network.state_dict().items()}
     beside = output.with_name(f"{output.stem}.masks.safetensors")
-    replace_file(output, save(tensors))
+    save_weights(network, output)
     masks.save(beside)
     return {"weights_file": str(output), "masks_file": str(beside)}
 

@@ -47,9 +47,9 @@ def reproduce(
             raise UnknownName("reproduction", name, known)
     results = {name: run_one(known[name], data_dir, seed, quiet=json) for name in names}
     if output is not None:
-        from prunus.files import replace_json
+        from prunus.storage import write_json
 
-        replace_json(output, results)
+        write_json(output, results)
     if study is not None:
         from prunus.study import Store
 

@@ -1,16 +1,19 @@
 """Trained weights to a file and from one, checked completely before the model is touched.
 
 Read are safetensors files and torch files; the latter only with `weights_only=True`, which runs no code from the file.
+Torch's old format (before 1.6, and many `.th` files) has no checksums: it is read with a warning, unless its name ends
+in the beginning of its SHA-256, as in `resnet20-12fca82f.th`, which is compared.
 A torch file may hold the tensors by name, or a checkpoint with them under "state_dict", "model_state_dict" or "model".
-Files that `save_weights` wrote carry a checksum of their tensors, which reading compares; safetensors has none itself.
+Files that `save_weights` wrote carry a digest of their tensors, which reading compares; safetensors has none itself.
 """
 
 from __future__ import annotations
 
-import hashlib
 import io
 import os
 import pickle
+import re
+import warnings
 import zipfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -19,13 +22,14 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from prunus import storage
 from prunus._by_path import describe
 from prunus.errors import BadFile
 from prunus.layers import plain_names
 
 _WRAPPERS = ("state_dict", "model_state_dict", "model")
 _SHOWN = 3
-_CHECKSUM = "prunus.sha256"
+_KIND = "weights"
 _T = TypeVar("_T")
 
 
@@ -55,35 +59,11 @@ def load_weights(model: nn.Module, path: str | os.PathLike[str]) -> nn.Module:
 
 
 def save_weights(model: nn.Module, path: str | os.PathLike[str]) -> Path:
-    """Write all tensors of `model` as safetensors, with a checksum, under its names without wrapper prefixes.
+    """Write all tensors of `model` as safetensors, with a digest, under its names without wrapper prefixes.
 
     The file appears complete or not at all. Tied weights are written under each of their names.
     """
-    from safetensors import SafetensorError
-    from safetensors.torch import save_file
-
-    file = Path(path)
-    tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in _plain(model.state_dict()).items()}
-    temporary = file.with_name(f".{file.name}.{os.getpid()}.tmp")
-    try:
-        save_file(tensors, temporary, metadata={_CHECKSUM: _checksum(tensors)})
-        os.replace(temporary, file)
-    except (OSError, SafetensorError) as error:
-        raise BadFile(
-            f"The weights file {file} cannot be written ({describe(error)}): choose another place."
-        ) from error
-    finally:
-        temporary.unlink(missing_ok=True)
-    return file
-
-
-def _checksum(tensors: Mapping[str, Tensor]) -> str:
-    """SHA-256 over names, dtypes, shapes and bytes, in the order of the names."""
-    digest = hashlib.sha256()
-    for name, tensor in sorted(tensors.items()):
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        digest.update(tensor.contiguous().flatten().view(torch.uint8).numpy().data)
-    return digest.hexdigest()
+    return storage.write_tensors(path, _plain(model.state_dict()), _KIND)
 
 
 def read_tensors(path: str | os.PathLike[str]) -> dict[str, Tensor]:
@@ -117,28 +97,50 @@ def _looks_like_safetensors(file: Path) -> bool:
 
 
 def _read_safetensors(file: Path) -> Mapping[str, Tensor]:
-    from safetensors import safe_open
-    from safetensors.torch import load_file
-
-    tensors = load_file(file)
-    with safe_open(file, "pt") as opened:
-        expected = (opened.metadata() or {}).get(_CHECKSUM)
-    if expected is not None and expected != _checksum(tensors):
-        raise BadFile(f"The weights file {file} is damaged: the checksum of its tensors does not match.")
-    return tensors
+    return storage.read_tensors(file, None, f"The weights file {file}")[0]
 
 
 def _read_torch(file: Path) -> Any:
     if not zipfile.is_zipfile(file):
+        _check_name(file)
         return torch.load(file, map_location="cpu", weights_only=True)
     # Torch does not compare checksums, and it can find a part elsewhere than zipfile does when a header is damaged:
     # it gets a new archive of the parts whose checksums were compared.
     verified = io.BytesIO()
     with zipfile.ZipFile(file) as archive, zipfile.ZipFile(verified, "w") as copy:
+        _check_size(archive, file)
         for part in archive.infolist():
             copy.writestr(part.filename, archive.read(part))
     verified.seek(0)
     return torch.load(verified, map_location="cpu", weights_only=True)
+
+
+def _check_size(archive: zipfile.ZipFile, file: Path) -> None:
+    """Torch never compresses: parts that are larger together than their file are made to fill the memory."""
+    unpacked, size = sum(part.file_size for part in archive.infolist()), file.stat().st_size
+    if unpacked > size:
+        raise BadFile(
+            f"The weights file {file} has {size:,} bytes and would unpack to {unpacked:,}; torch.save does not "
+            "compress, so it is not read: save the weights again."
+        )
+
+
+def _check_name(file: Path) -> None:
+    """Compare a file that has no checksum of its own with the hash in its name; warn where there is none."""
+    found = re.search(r"-([0-9a-f]{8,64})$", file.stem)
+    if found is not None:
+        if storage.digest_of_file(file).startswith(found[1]):
+            return
+        if not found[1].isdigit():  # digits alone may be a date
+            raise BadFile(
+                f"The weights file {file} is damaged or not the one its name says: its SHA-256 does not begin with "
+                f"{found[1]}; take another copy of it, or rename it if the name means something else."
+            )
+    warnings.warn(
+        f"The weights file {file} is in torch's old format, which has no checksum: damage in it cannot be seen. Save "
+        "it again with prunus.models.save_weights.",
+        stacklevel=6,
+    )
 
 
 def _named_tensors(content: Any, file: Path) -> dict[str, Tensor]:

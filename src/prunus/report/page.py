@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from prunus.errors import BadInput
-from prunus.files import replace_file
 from prunus.report import svg, words
 from prunus.report.facts import Panel, panels, payload
+from prunus.storage import write
 from prunus.study.store import COLUMNS, Result, Store
 
 HERE = Path(__file__).parent
@@ -37,7 +37,7 @@ TABLE = (
 
 def write_report(store: Store, path: str | os.PathLike[str], title: str = "") -> Path:
     """Write the page of a study and return its path. The page needs nothing but itself."""
-    return replace_file(path, render(store, title))
+    return write(path, render(store, title))
 
 
 def render(store: Store, title: str = "") -> str:

@@ -1,17 +1,14 @@
 """`prunus.sparse.save` and `load`: one safetensors file, really smaller, without dense weights.
 
 The tensors are the compressed model's state (for a packed layer: values, index, schedule, starts, scale, bias; the
-layout stands in `_packed`). The metadata holds "format" ("prunus-sparse"), "plan" (JSON: version, which layers are
-packed and how, which batch norms were folded, what was measured) and "digest": SHA-256 over the plan and over name,
-type, shape and bytes of every tensor. Loading maps the file, checks the digest and every index, and refuses what does
-not fit; dense weights are never built.
+layout stands in `_packed`). The record (see `prunus.storage`) holds "plan" (version, which layers are packed and how,
+which batch norms were folded, what was measured) and "shared" (names of tensors that are another one). Loading reads
+the file into memory, checks its digest and every index, and refuses what does not fit; dense weights are never built.
 """
 
 from __future__ import annotations
 
 import copy
-import hashlib
-import json
 import os
 from pathlib import Path
 from typing import Any
@@ -19,20 +16,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from prunus import storage
 from prunus.errors import BadFile, BadInput
-from prunus.files import in_order, replace_file
 from prunus.sparse._channels import apply_shapes
 from prunus.sparse._geometry import Geometry
 from prunus.sparse._plan import VERSION, Plan, build, install, plan_of
 
-FORMAT = "prunus-sparse"
+KIND = "sparse model"
 
 
 def save(model: nn.Module, path: str | os.PathLike[str]) -> Path:
     """Write a compressed model to one file; the old file or the new one is there at every moment."""
-    from safetensors.torch import save as serialise
-
-    plan = json.dumps(plan_of(model).to_dict())
+    plan = plan_of(model).to_dict()
     tensors: dict[str, Tensor] = {}
     seen: dict[int, str] = {}
     shared: dict[str, str] = {}
@@ -41,23 +36,8 @@ def save(model: nn.Module, path: str | os.PathLike[str]) -> Path:
             shared[name] = seen[id(tensor)]
             continue
         seen[id(tensor)] = name
-        tensors[name] = tensor.detach().cpu().contiguous().clone()
-    same = json.dumps(shared)
-    metadata = {"format": FORMAT, "plan": plan, "shared": same, "digest": digest(tensors, plan, same)}
-    return replace_file(path, in_order(serialise(tensors, metadata)))
-
-
-def digest(tensors: dict[str, Tensor], *texts: str) -> str:
-    """SHA-256 over the texts, and over name, type, shape and bytes of every tensor."""
-    total = hashlib.sha256()
-    for text in texts:
-        total.update(len(text).to_bytes(8, "little") + text.encode())
-    for name in sorted(tensors):
-        tensor = tensors[name]
-        total.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())
-        if tensor.numel():
-            total.update(tensor.contiguous().view(-1).view(torch.uint8).numpy().data)
-    return total.hexdigest()
+        tensors[name] = tensor
+    return storage.write_tensors(path, tensors, KIND, {"plan": plan, "shared": shared})
 
 
 def load(path: str | os.PathLike[str], model: nn.Module) -> nn.Module:
@@ -86,33 +66,18 @@ def load(path: str | os.PathLike[str], model: nn.Module) -> nn.Module:
 
 
 def _read(path: Path) -> tuple[Plan, dict[str, Tensor], dict[str, str]]:
-    from safetensors import SafetensorError, safe_open
-
+    tensors, record = storage.read_tensors(path, KIND)
     try:
-        with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
-    except FileNotFoundError:
-        raise BadFile(f"There is no file {path}.") from None
-    except (SafetensorError, OSError, ValueError, RuntimeError, OverflowError) as error:
-        raise BadFile(f"The file {path} is damaged or not a safetensors file ({error}).") from None
-    if metadata.get("format") != FORMAT or "plan" not in metadata:
-        raise BadFile(f"The file {path} was not written by prunus.sparse.save.")
-    texts = (metadata["plan"], metadata.get("shared", ""))
-    if digest(tensors, *texts) != metadata.get("digest"):
-        raise BadFile(f"The file {path} is damaged: its content does not match its checksum.")
-    try:
-        record, shared = json.loads(metadata["plan"]), dict(json.loads(metadata["shared"]))
-        if record["version"] != VERSION:
-            raise BadFile(f"The file {path} has version {record['version']}; this Prunus reads version {VERSION}.")
-        plan = Plan.from_dict(record)
+        plan, shared = record["plan"], dict(record["shared"])
+        if plan["version"] != VERSION:
+            raise BadFile(f"The file {path} has version {plan['version']}; this Prunus reads version {VERSION}.")
         if any(first not in tensors for first in shared.values()):
             raise ValueError("a shared tensor is missing")
+        return Plan.from_dict(plan), tensors, shared
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         if isinstance(error, BadFile):
             raise
         raise BadFile(f"The file {path} is damaged: its plan cannot be read ({error}).") from None
-    return plan, tensors, shared
 
 
 def _hollow(model: nn.Module) -> nn.Module:

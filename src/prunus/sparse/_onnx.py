@@ -16,8 +16,8 @@ from torch.utils._pytree import tree_leaves
 
 from prunus.contract import Masks
 from prunus.errors import BadInput, MissingExtra, RunFailed, first_line
-from prunus.files import replace_file
 from prunus.sparse._modules import PackedModule
+from prunus.storage import write
 
 
 def to_onnx(model: nn.Module, example: Tensor | tuple[Any, ...]) -> bytes:
@@ -80,7 +80,7 @@ def export_onnx(
     body = _with_note(to_onnx(dense, example), masks)
     if check:
         _compare(dense, body, example)
-    return replace_file(path, body)
+    return write(path, body)
 
 
 def _with_note(body: bytes, masks: Masks) -> bytes:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from prunus.errors import BadInput, MissingExtra, RunFailed
-from prunus.files import replace_file
+from prunus.storage import write
 from prunus.study.engines import RETRIES, Job, Outcome
 
 
@@ -84,7 +84,7 @@ class RayEngine:
             first = (str(error).splitlines() or [type(error).__name__])[0]
             return Outcome(job, None, f"The cluster lost this cell {RETRIES + 1} times: {first}", 0.0)
         if body is not None:
-            replace_file(job.weights, body)
+            write(job.weights, body)
         return Outcome(job, reply.get("record"), reply.get("error"), reply.get("seconds", 0.0))
 
 

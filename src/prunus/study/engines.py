@@ -27,13 +27,17 @@ RETRIES = 2
 
 @dataclass(frozen=True)
 class Job:
-    """Train a dense network ("base") or measure a pruned one ("cell"); `weights` is the dense network's file."""
+    """Train a dense network ("base") or measure a pruned one ("cell"); `weights` is the dense network's file.
+
+    `weights_hash` is the SHA-256 of the weights the study was given, as they were when it began.
+    """
 
     kind: str
     cell: Cell
     weights: Path
     base: Mapping[str, Any] | None = None
     attempt: int = 0
+    weights_hash: str = ""
 
     def message(self) -> dict[str, Any]:
         return {
@@ -43,6 +47,7 @@ class Job:
             "weights": str(self.weights),
             "base": self.base,
             "own_score": own_scores.address(self.cell.score),
+            "weights_hash": self.weights_hash,
         }
 
 

@@ -9,7 +9,6 @@ Grid.read("study.toml")            # the same from a file
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 import os
 import tomllib
@@ -22,6 +21,7 @@ from typing import Any
 
 from prunus.contract import Duration, check_sparsity
 from prunus.errors import BadFile, BadInput, UnknownName
+from prunus.storage import digest_of, digest_of_file
 
 AXES = ("model", "width", "data", "method", "score", "pattern", "sparsity", "seed")
 _KEY = 16
@@ -116,7 +116,7 @@ class Cell:
         for name in _LATER_SETTINGS:
             if record["settings"][name] == plain[name]:
                 del record["settings"][name]
-        return _hash(record | {"weights_hash": _content(self.settings.weights)})
+        return _hash(record | {"weights_hash": content_hash(self.settings.weights)})
 
     @property
     def base(self) -> str:
@@ -127,7 +127,7 @@ class Cell:
             settings |= {"length": "", "lr": 0, "batch_size": 0, "augment": ""}
         seed = 0 if self.settings.weights else self.seed
         network = {"model": self.model, "width": self.width, "data": self.data, "seed": seed}
-        return _hash(network | settings | {"weights_hash": _content(self.settings.weights)})
+        return _hash(network | settings | {"weights_hash": content_hash(self.settings.weights)})
 
     @property
     def title(self) -> str:
@@ -295,13 +295,13 @@ def _checked(value: Any, kind: type, name: str, where: str) -> Any:
 
 
 def _hash(record: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()[:_KEY]
+    return digest_of(json.dumps(record, sort_keys=True))[:_KEY]
 
 
 _CONTENTS: dict[tuple[str, int, int], str] = {}
 
 
-def _content(path: str) -> str:
+def content_hash(path: str) -> str:
     """Hash of a weights file's bytes: a file that was trained again is another network."""
     if not path:
         return ""
@@ -309,7 +309,7 @@ def _content(path: str) -> str:
         state = os.stat(path)
         known = (os.path.realpath(path), state.st_mtime_ns, state.st_size)
         if known not in _CONTENTS:
-            _CONTENTS[known] = hashlib.sha256(Path(path).read_bytes()).hexdigest()
+            _CONTENTS[known] = digest_of_file(path)
     except OSError as error:
         raise BadFile(f"The weights file {path} cannot be read: {error.strerror or error}.") from None
     return _CONTENTS[known]

@@ -34,10 +34,12 @@ _BATCH = 64
 """Examples of a batch when networks are evaluated: activations of a batch should fit into the cache."""
 
 
-def train_base(cell: Cell) -> tuple[bytes, dict[str, Any]]:
-    """The dense network of a cell: its weights as safetensors bytes, and what is known about it."""
-    from safetensors.torch import save
+def train_base(cell: Cell, weights_hash: str = "") -> tuple[bytes, dict[str, Any]]:
+    """The dense network of a cell: its weights as safetensors bytes, and what is known about it.
 
+    `weights_hash` is the SHA-256 that the file of given weights had when the study began.
+    """
+    from prunus.storage import pack_tensors
     from prunus.training import FitConfig, fit
 
     settle(cell.seed)
@@ -46,9 +48,7 @@ def train_base(cell: Cell) -> tuple[bytes, dict[str, Any]]:
     test = load(cell, "test")
     record: dict[str, Any] = {"versions": versions(), "notes": {}, "history": []}
     if settings.weights:
-        from prunus.models import load_weights
-
-        load_weights(model, settings.weights)
+        _read_given(model, settings.weights, weights_hash)
     elif Duration.parse(settings.length).amount > 0:
         config = FitConfig(
             lr=settings.lr,
@@ -71,9 +71,19 @@ def train_base(cell: Cell) -> tuple[bytes, dict[str, Any]]:
     _attempt(record, "weights", lambda: {"weights": pictures.weights(model)})
     if settings.kernel:
         _attempt(record, "kernel", lambda: {"kernel": _kernel_of(model, None, _points(test, settings.kernel))})
-    body = save({name: value.detach().contiguous().clone() for name, value in model.state_dict().items()})
+    body = pack_tensors(model.state_dict(), "weights")
     record |= {"bytes": stored_bytes(model), "seconds": time.perf_counter() - started}
     return body, record
+
+
+def _read_given(model: nn.Module, path: str, expected: str) -> None:
+    """The weights a study was given, the same that its cells were named by."""
+    from prunus.models import load_weights
+    from prunus.storage import digest_of_file
+
+    load_weights(model, path)
+    if expected and digest_of_file(path) != expected:
+        raise BadInput(f"The weights file {path} has changed since the study began: run the study again.")
 
 
 def run_cell(cell: Cell, weights: bytes, base: dict[str, Any]) -> dict[str, Any]:
@@ -120,10 +130,11 @@ def build(cell: Cell) -> nn.Module:
 
 def restored(cell: Cell, weights: bytes) -> nn.Module:
     """The dense network with the weights that `train_base` returned."""
-    from safetensors.torch import load as parse
+    from prunus.storage import read_tensors
 
     model = build(cell)
-    model.load_state_dict(parse(weights))
+    tensors, _ = read_tensors(weights, "weights", f"The dense network of {cell.network}")
+    model.load_state_dict(tensors)
     return model.eval()
 
 

@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from prunus.errors import BadInput
+from prunus.errors import BadFile, BadInput
+from prunus.storage import read_tensors
 from prunus.study.engines import Engine, Job, LocalEngine, Outcome
-from prunus.study.grid import Cell
+from prunus.study.grid import Cell, content_hash
 from prunus.study.store import Store
 
 MANY_CELLS = 400
@@ -75,13 +76,17 @@ def run_study(
 class _Run:
     def __init__(self, cells: list[Cell], store: Store, engine: Engine, show: Callable[[Progress], None]) -> None:
         self.store, self.engine, self.show = store, engine, show
+        # Named once: the file of given weights, which is a part of the names, may change while the study runs.
         self.keys = {cell: cell.key for cell in cells}
+        self.base_of = {cell: cell.base for cell in cells}
         finished = store.done()
         self.pending = [cell for cell in cells if self.keys[cell] not in finished]
         self.progress = Progress(len(cells), cached=len(cells) - len(self.pending), workers=engine.slots)
         self.bases = store.bases()
         self.folder = store.path.parent / "bases"
         self.waiting: dict[str, list[Cell]] = {}
+        self.whole: set[str] = set()
+        self.given = {path: content_hash(path) for path in {cell.settings.weights for cell in cells}}
 
     def go(self) -> Progress:
         for outcomes in self._outcomes():
@@ -104,33 +109,45 @@ class _Run:
 
     def _schedule(self, cell: Cell) -> None:
         """Cells whose dense network is there can run; the others wait for it, and the first asks for it."""
-        key = cell.base
+        key = self.base_of[cell]
         file = self.folder / f"{key}.safetensors"
-        if key in self.bases and file.is_file():
+        if self._has(key, file):
             self.engine.submit(Job("cell", cell, file, self.bases[key]))
         elif key in self.waiting:
             self.waiting[key].append(cell)
         else:
             self.waiting[key] = [cell]
-            self.engine.submit(Job("base", cell, file))
+            self.engine.submit(Job("base", cell, file, weights_hash=self.given[cell.settings.weights]))
+
+    def _has(self, key: str, file: Path) -> bool:
+        """Whether the dense network is there and whole; a damaged one is made again."""
+        if key not in self.whole and key in self.bases:
+            try:
+                read_tensors(file, "weights")
+            except BadFile:
+                return False
+            self.whole.add(key)
+        return key in self.whole
 
     def _keep(self, outcome: Outcome) -> None:
         cell = outcome.job.cell
         if outcome.job.kind == "base":
-            waiting = self.waiting.pop(cell.base)
+            base = self.base_of[cell]
+            waiting = self.waiting.pop(base)
             if outcome.record is None:
                 for other in waiting:
                     self._count(other, Outcome(outcome.job, None, outcome.error, 0.0))
                 return
-            self.store.add_base(cell, outcome.record)
-            self.bases[cell.base] = dict(outcome.record)
+            self.store.add_base(cell, outcome.record, base)
+            self.bases[base] = dict(outcome.record)
             for other in waiting:
                 self._schedule(other)
             return
         self._count(cell, outcome)
 
     def _count(self, cell: Cell, outcome: Outcome) -> None:
-        self.store.add(cell, outcome.record, error=outcome.error, seconds=outcome.seconds)
+        names = (self.keys[cell], self.base_of[cell])
+        self.store.add(cell, outcome.record, error=outcome.error, seconds=outcome.seconds, names=names)
         if outcome.error:
             self.progress.failed += 1
         else:

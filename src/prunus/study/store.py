@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from prunus.errors import BadFile, BadInput, MissingExtra, UnknownName
-from prunus.files import replace_file
+from prunus.storage import write
 from prunus.study.grid import AXES, Cell
 
 VERSION = 1
@@ -132,10 +132,16 @@ class Store:
     # ---------------------------------------------------------------------------------------------------------- writing
 
     def add(
-        self, cell: Cell, record: Mapping[str, Any] | None = None, *, error: str | None = None, seconds: float = 0.0
+        self,
+        cell: Cell,
+        record: Mapping[str, Any] | None = None,
+        *,
+        error: str | None = None,
+        seconds: float = 0.0,
+        names: tuple[str, str] | None = None,
     ) -> None:
-        """Keep what a cell gave; replaces an earlier failure of the same cell."""
-        row = (cell.key, cell.base, "failed" if error else "done", json.dumps(cell.to_dict()))
+        """Keep what a cell gave; replaces an earlier failure of the same cell. `names`: its key and its base's."""
+        row = (*(names or (cell.key, cell.base)), "failed" if error else "done", json.dumps(cell.to_dict()))
         with self._db:
             self._db.execute(
                 "INSERT OR REPLACE INTO cells (key, base, status, config, record, error, seconds) "
@@ -143,10 +149,10 @@ class Store:
                 (*row, json.dumps(plain(record or {})), error, seconds),
             )
 
-    def add_base(self, cell: Cell, record: Mapping[str, Any]) -> None:
+    def add_base(self, cell: Cell, record: Mapping[str, Any], key: str | None = None) -> None:
         """Keep what is known about the dense network this cell starts from."""
         with self._db:
-            values = (cell.base, json.dumps(cell.to_dict()), json.dumps(plain(record)))
+            values = (key or cell.base, json.dumps(cell.to_dict()), json.dumps(plain(record)))
             self._db.execute("INSERT OR REPLACE INTO bases VALUES (?, ?, ?)", values)
 
     def add_reproduction(self, id: str, title: str, source: str, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -203,7 +209,7 @@ class Store:
             writer = csv.DictWriter(text, check_columns(columns), lineterminator="\n")
             writer.writeheader()
             writer.writerows(rows)
-            return replace_file(target, text.getvalue())
+            return write(target, text.getvalue())
         if target.suffix == ".parquet":
             return _write_parquet(target, rows)
         raise BadInput(f"{target} is neither .csv nor .parquet: the ending says which format to write.")
@@ -245,7 +251,7 @@ def _write_parquet(target: Path, rows: list[dict[str, Any]]) -> Path:
         raise MissingExtra("pyarrow", "parquet", f"Writing {target.name}") from None
     sink = io.BytesIO()
     parquet.write_table(pyarrow.Table.from_pylist(rows), sink)
-    return replace_file(target, sink.getvalue())
+    return write(target, sink.getvalue())
 
 
 def _refusal(path: Path, error: Exception) -> BadInput:

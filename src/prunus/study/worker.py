@@ -35,7 +35,7 @@ def perform(message: dict[str, Any], weights: bytes | None = None) -> tuple[dict
         cell = Cell.from_dict(message["cell"], message.get("data_dir", ""))
         body = None
         if message["kind"] == "base":
-            body, record = train_base(cell)
+            body, record = train_base(cell, message.get("weights_hash", ""))
         else:
             assert weights is not None
             record = run_cell(cell, weights, message["base"])
@@ -54,7 +54,7 @@ def _line(error: Exception) -> str:
 
 def main() -> None:
     """Read messages from standard input and write replies to what was standard output."""
-    from prunus.files import replace_file
+    from prunus.storage import write
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the engine decides what a Ctrl-C means
     replies = os.fdopen(os.dup(1), "w")
@@ -66,7 +66,7 @@ def main() -> None:
             weights = path.read_bytes() if message["kind"] == "cell" else None
             reply, body = perform(message, weights)
             if body is not None:
-                replace_file(path, body)
+                write(path, body)
         except OSError as error:
             reply = {"error": f"The weights {path} cannot be read or written: {error.strerror or error}."}
         try:

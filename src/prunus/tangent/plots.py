@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from prunus.errors import BadInput
-from prunus.files import replace_file
+from prunus.storage import write
 
 _WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 640, 380, 70, 180, 36, 50
 _COLOURS = ("#1b6ca8", "#c8553d", "#3a7d44", "#8e5ea2", "#b8860b", "#444444")
@@ -145,15 +145,15 @@ def write_charts(path: str | os.PathLike[str], charts: Sequence[Chart], title: s
         style = "body{max-width:46rem;margin:2rem auto;font-family:sans-serif}figure{margin:1rem 0}"
         head = f'<meta charset="utf-8"><title>{escape(title)}</title><style>{style}</style>'
         body = f"<body><h1>{escape(title)}</h1>\n{body}</body>"
-        return replace_file(target, f'<!doctype html><html lang="en"><head>{head}</head>{body}</html>\n')
+        return write(target, f'<!doctype html><html lang="en"><head>{head}</head>{body}</html>\n')
     if len(charts) == 1:
-        return replace_file(target, charts[0].svg())
+        return write(target, charts[0].svg())
     inner = "".join(
         chart.svg().replace("<svg ", f'<svg y="{number * _HEIGHT}" width="{_WIDTH}" height="{_HEIGHT}" ', 1)
         for number, chart in enumerate(charts)
     )
     size = f'viewBox="0 0 {_WIDTH} {_HEIGHT * len(charts)}"'
-    return replace_file(target, f'<svg xmlns="http://www.w3.org/2000/svg" {size}>\n{inner}</svg>\n')
+    return write(target, f'<svg xmlns="http://www.w3.org/2000/svg" {size}>\n{inner}</svg>\n')
 
 
 def lines_by(rows: Sequence[Mapping[str, Any]], group: str, x: str, y: str) -> dict[str, list[Point]]:

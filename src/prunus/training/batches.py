@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, default
 
 from prunus.data import Labelled, augment
 from prunus.errors import BadInput, UnknownName
-from prunus.training.checkpoints import digest
+from prunus.storage import digest
 
 AUGMENTS = ("none", "crop-flip", "resized-crop-flip")
 

@@ -1,63 +1,40 @@
 """Checkpoints: one safetensors file per moment, its record (JSON) in the header, and a digest over both.
 
-One file is written under a temporary name, flushed to the disk, and renamed, so that a killed process leaves either the
-old set of files or the new one. Reading verifies the digest; a damaged file is passed over for the one before it.
+A file is written as `prunus.storage` writes, so that a killed process leaves either the old set of files or the new
+one. Reading verifies the digest; a damaged file is passed over for the one before it.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 from torch import Tensor
 
+from prunus import storage
 from prunus.errors import BadFile, BadInput
-from prunus.files import in_order, replace_file
 
-FORMAT = "prunus-checkpoint-1"
-
-
-def digest(tensors: Mapping[str, Tensor], text: str = "") -> str:
-    """A hash of names, types, shapes and bytes of `tensors`, and of `text`."""
-    state = hashlib.blake2b(text.encode(), digest_size=32)
-    for name in sorted(tensors):
-        tensor = tensors[name].detach().cpu().contiguous()
-        state.update(f"\0{name}\0{tensor.dtype}\0{tuple(tensor.shape)}\0".encode())
-        state.update(tensor.reshape(-1).view(torch.uint8).numpy().data if tensor.numel() else b"")
-    return state.hexdigest()
+FORMAT = "checkpoint"
 
 
 def write(path: Path, tensors: Mapping[str, Tensor], record: Mapping[str, Any], kind: str = FORMAT) -> None:
     """One file with `tensors` and `record`, verified by `read`."""
-    text = json.dumps(record)
-    plain = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
-    header = {"format": kind, "record": text, "digest": digest(plain, text)}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    replace_file(path, in_order(save(plain, metadata=header)))
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadInput(f"{path.parent} cannot be made: {error.strerror or error}; choose another folder.") from None
+    storage.write_tensors(path, tensors, kind, dict(record))
 
 
 def read(path: Path, kind: str = FORMAT) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Tensors and record of a file written by `write`; refuses what is damaged or of another kind."""
-    try:
-        with safe_open(path, framework="pt") as file:
-            header = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no Mapping
-    except FileNotFoundError:
-        raise BadFile(f"There is no file {path}.") from None
-    except (SafetensorError, OSError, ValueError) as error:
-        raise BadFile(f"{path} is damaged ({error}): take another copy of it.") from error
-    if header.get("format") != kind:
-        raise BadFile(f"{path} is no {kind} file (it says {header.get('format')!r}): check the name.")
-    if header.get("digest") != digest(tensors, header.get("record", "")):
-        raise BadFile(f"{path} is damaged (its content does not match its digest): take another copy of it.")
-    return tensors, json.loads(header["record"])
+    tensors, record = storage.read_tensors(path, kind)
+    if not isinstance(record, dict):
+        raise BadFile(f"{path} is damaged: its record is not a table; take another copy of it.")
+    return tensors, record
 
 
 class Checkpoints:

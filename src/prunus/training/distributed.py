@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from prunus.errors import RunFailed
-from prunus.training.checkpoints import digest
+from prunus.storage import digest
 
 
 def start_from_environment() -> bool:

@@ -21,9 +21,10 @@ from torch.utils.data import Dataset
 
 from prunus.contract import Duration, Masks
 from prunus.errors import BadInput, PrunusError, RunFailed, first_line
+from prunus.storage import digest
 from prunus.training import distributed
 from prunus.training.batches import Batches, fingerprint, isolated
-from prunus.training.checkpoints import Checkpoints, digest, pack_optimizer, require_same, unpack_optimizer
+from prunus.training.checkpoints import Checkpoints, pack_optimizer, require_same, unpack_optimizer
 from prunus.training.history import Callback, EachEpoch, History, Record
 from prunus.training.objective import Objective, correct, evaluate
 from prunus.training.settings import FitConfig, Schedule, interval

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save
 from torch import nn
 
 from prunus.contract import Masks
 from prunus.errors import BadInput
-from prunus.files import replace_file, replace_json
+from prunus.models.weights import save_weights
+from prunus.storage import write, write_json
 from prunus.training.curves import lines_of, svg_plot
 from prunus.training.history import History
 
@@ -59,12 +59,11 @@ class RunFolder:
         masks: Masks | None = None,
     ) -> None:
         """Leave everything; the record last, so that a folder with a record is whole."""
-        tensors = {name: value.detach().cpu().contiguous().clone() for name, value in model.state_dict().items()}
-        replace_file(self.folder / "model.safetensors", save(tensors))
+        save_weights(model, self.folder / "model.safetensors")
         if masks is not None:
             masks.save(self.folder / "masks.safetensors")
         title = str(settings.get("model", "training"))
-        replace_file(self.folder / "curve.svg", svg_plot(lines_of(history), title))
+        write(self.folder / "curve.svg", svg_plot(lines_of(history), title))
         record = {
             "command": " ".join(Path(part).name if not i else part for i, part in enumerate(sys.argv)),
             "settings": dict(settings),
@@ -73,4 +72,4 @@ class RunFolder:
             "notes": history.notes,
             "history": history.to_dicts(),
         }
-        replace_json(self.folder / "record.json", record)
+        write_json(self.folder / "record.json", record)

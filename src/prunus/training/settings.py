@@ -205,7 +205,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Schedule):
         return dataclasses.asdict(value) | {"milestones": list(value.milestones)}
     if isinstance(value, nn.Module):
-        from prunus.training.checkpoints import digest
+        from prunus.storage import digest
 
         return f"network {digest(value.state_dict())[:16]}"
     if callable(value):

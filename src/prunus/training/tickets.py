@@ -18,14 +18,15 @@ from prunus.errors import BadFile, BadInput, UnknownName
 from prunus.layers import Weight, prunable_weights
 from prunus.models import initialise
 from prunus.pruning import find_masks
+from prunus.storage import digest
 from prunus.training.batches import derive
-from prunus.training.checkpoints import digest, read, write
+from prunus.training.checkpoints import read, write
 from prunus.training.history import History
 from prunus.training.loop import Run
 from prunus.training.popup import METHODS, Popup, TicketOptions
 from prunus.training.settings import FitConfig
 
-FORMAT = "prunus-ticket-1"
+FORMAT = "ticket"
 _NORMS = (nn.modules.batchnorm._BatchNorm, nn.LayerNorm, nn.GroupNorm)
 
 

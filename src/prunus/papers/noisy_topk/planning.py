@@ -75,7 +75,7 @@ def write_plot(rows: list[dict[str, Any]], path: Path) -> None:
     """The trade-off as one self-contained page."""
     import plotly.graph_objects as go
 
-    from prunus.files import replace_file
+    from prunus.storage import write
 
     x = [entry["epsilon per swap"] for entry in rows]
     figure = go.Figure()
@@ -87,4 +87,4 @@ def write_plot(rows: list[dict[str, Any]], path: Path) -> None:
     figure.update_layout(
         title="Noisy top-k: what is kept and what is lost", xaxis_title="epsilon per swapped index", yaxis_range=[0, 1]
     )
-    replace_file(path, figure.to_html(include_plotlyjs=True, full_html=True))
+    write(path, figure.to_html(include_plotlyjs=True, full_html=True))
