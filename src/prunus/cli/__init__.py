@@ -6,8 +6,11 @@ and raises `PrunusError`. `main` turns what happened into the exit status: 0 don
 
 from __future__ import annotations
 
+import io
 import os
+import re
 import sys
+import warnings
 from collections.abc import Sequence
 
 COMMANDS = {
@@ -32,7 +35,20 @@ COMMANDS = {
 }
 
 
+_ALWAYS = "Every command takes --quiet: nothing is printed but errors and JSON."
+_COMPLETION = "Completion in your shell: prunus --completion bash (zsh, fish) prints the script to load."
 _EXAMPLE = "Example: prunus prune fc:64-300-100-10 --data digits --sparsity 0.9 --pattern balanced:16"
+
+
+QUIET = False
+"""Whether --quiet was given: nothing is printed but errors and JSON."""
+
+_UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def visible(text: str) -> str:
+    """`text` with bytes that would steer a terminal, or cannot be written, shown as escapes."""
+    return _UNSAFE.sub(lambda found: found[0].encode("unicode_escape", "surrogatepass").decode(), text)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -42,35 +58,72 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def run(arguments: Sequence[str]) -> int:
     """Run one command; returns the exit status instead of leaving the process."""
+    global QUIET
+
     from prunus.errors import BadInput, PrunusError
 
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="backslashreplace")  # a name that the terminal cannot show is no reason to fail
+    end = list(arguments).index("--") if "--" in arguments else len(arguments)
+    QUIET = "--quiet" in arguments[:end]
+    given = [one for number, one in enumerate(arguments) if one != "--quiet" or number >= end]
     if os.environ.get("PRUNUS_TRACEBACK") == "1":
-        return _run(arguments)
+        return _run(given)
     try:
-        return _run(arguments)
+        with warnings.catch_warnings():
+            warnings.showwarning = _warn
+            return _run(given)
     except BadInput as error:
-        print(f"prunus: {error}", file=sys.stderr)
-        return 2
+        return _say(str(error), 2)
     except PrunusError as error:
-        print(f"prunus: {error}", file=sys.stderr)
-        return 1
+        return _say(str(error), 1)
     except KeyboardInterrupt:
-        print("prunus: stopped. A run with a folder (-o) goes on with --resume.", file=sys.stderr)
-        return 130
+        return _say("stopped. A run with a folder (-o) goes on with --resume.", 130)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except Exception as error:  # the last resort: one sentence, whatever went wrong
+        return _say(_unexpected(error), 1)
+
+
+def _say(sentence: str, status: int) -> int:
+    print(f"prunus: {visible(sentence)}", file=sys.stderr)
+    return status
+
+
+def _warn(message: Warning | str, category: type[Warning], *place: object, **more: object) -> None:
+    """A warning as a sentence; those of other libraries about their own future are left out."""
+    if issubclass(category, UserWarning) and not QUIET:
+        _say(" ".join(str(message).split()), 0)
+
+
+def _unexpected(error: Exception) -> str:
+    import errno
+    import traceback
+
+    said = " ".join(str(error).split())
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return f"The disk is full: make room and run it again ({said})."
+    if isinstance(error, MemoryError) or "can't allocate memory" in said:
+        return f"Memory ran out: use a smaller batch, model or set of points ({said or 'MemoryError'})."
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    place = f"{os.path.basename(frame.filename)}, line {frame.lineno}"
+    said = said if len(said) <= 300 else f"{said[:300]}..."
+    name = type(error).__name__
+    return f"{name}: {said or 'no message'} ({place}). Set PRUNUS_TRACEBACK=1 to see where it comes from."
 
 
 def _run(arguments: Sequence[str]) -> int:
     from cyclopts import CycloptsError
 
+    if arguments[:1] == ["--completion"]:
+        return _complete(arguments[1:])
     app = _app(arguments[0] if arguments else "")
     try:
         result = app(list(arguments), exit_on_error=False, print_error=False, result_action="return_value")
     except CycloptsError as error:
-        print(f"prunus: {_sentence(error)} See prunus {' '.join(arguments[:1])} --help.", file=sys.stderr)
-        return 2
+        return _say(f"{_sentence(error)} See prunus {' '.join(arguments[:1])} --help.", 2)
     return result if isinstance(result, int) and not isinstance(result, bool) else 0
 
 
@@ -86,7 +139,7 @@ def _app(wanted: str):  # type: ignore[no-untyped-def]
     app = App(
         name="prunus",
         help="Prune neural networks, and know before and after what it costs.",
-        help_epilogue="" if wanted in COMMANDS else _EXAMPLE,
+        help_epilogue="" if wanted in COMMANDS else f"{_EXAMPLE}\n\n{_ALWAYS}\n\n{_COMPLETION}",
         version=__version__,
         help_format="markdown",
         suppress_keyboard_interrupt=False,
@@ -94,11 +147,22 @@ def _app(wanted: str):  # type: ignore[no-untyped-def]
     for name, text in COMMANDS.items():
         if importlib.util.find_spec(f"prunus.cli.{name}") is None:
             continue
-        if name == wanted:
+        if name == wanted or wanted == "*":
             app.command(getattr(importlib.import_module(f"prunus.cli.{name}"), name), name=name)
         else:
             app.command(_named(text), name=name)
     return app
+
+
+def _complete(arguments: Sequence[str]) -> int:
+    """Print the completion script of a shell."""
+    from prunus.errors import BadInput
+
+    shells = ("bash", "zsh", "fish")
+    if len(arguments) != 1 or arguments[0] not in shells:
+        raise BadInput(f"--completion takes the name of a shell: {', '.join(shells)}.")
+    print(_app("*").generate_completion(shell=arguments[0]))
+    return 0
 
 
 def _named(text: str):  # type: ignore[no-untyped-def]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from cyclopts import Parameter
+from cyclopts import Parameter, validators
 
 Model = Annotated[str, Parameter(help="Zoo name, as in `resnet20` or `conv6:width=0.5`, or `package.module:factory`.")]
 Weights = Annotated[
@@ -16,7 +16,13 @@ Data = Annotated[
     Parameter(help="digits, mnist, fashion-mnist, cifar10, covertype, imdb, sst2, or `package.module:dataset`."),
 ]
 DataDir = Annotated[Path | None, Parameter(help="Folder of the public data sets; PRUNUS_DATA is used otherwise.")]
-Seed = Annotated[int, Parameter(help="Seed of every random choice: the same seed gives the same bytes.")]
+Seed = Annotated[
+    int,
+    Parameter(
+        validator=validators.Number(gte=0, lt=2**63),
+        help="Seed of every random choice: on one machine, with as many threads, the same seed gives the same bytes.",
+    ),
+]
 Json = Annotated[bool, Parameter(name="--json", negative="", help="Print one JSON document instead of tables.")]
 Exclude = Annotated[
     list[str], Parameter(negative="", help="Names or globs of layers that are never pruned; may be repeated.")

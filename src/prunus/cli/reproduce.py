@@ -121,7 +121,8 @@ def run_one(entry: Any, folder: Path | None, seed: int, quiet: bool) -> list[dic
     if not quiet:
         columns = [*dict.fromkeys(key for row in rows for key in row)]
         out = console()
-        out.print(f"[bold]{entry.title}[/bold]\n{entry.source}")
+        out.print(entry.title, style="bold")
+        out.print(entry.source)
         for part in _parts(columns, rows, out.width):
             text = [number for number, key in enumerate(part) if any(isinstance(row.get(key), str) for row in rows)]
             print_table([_stacked(key) for key in part], [[row.get(key) for key in part] for row in rows], left=text)

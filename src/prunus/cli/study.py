@@ -11,6 +11,8 @@ from typing import Annotated, Any
 
 from cyclopts import Group, Parameter
 
+from prunus import cli
+from prunus.cli import visible
 from prunus.cli.options import DataDir, Exclude, Json, Seed
 
 _Many = Parameter(consume_multiple=True, negative="")
@@ -85,6 +87,9 @@ class Running:
     )
     engine: Annotated[str, Parameter(help="local (processes on this machine) or ray (a cluster).")] = "local"
     workers: Annotated[int | None, Parameter(help="Cells side by side; one for each core unless given.")] = None
+    cell_minutes: Annotated[
+        float | None, Parameter(help="Stop a cell, or the training of a dense network, after so long; it has failed.")
+    ] = None
     yes: Annotated[bool, Parameter(negative="", help="Run a grid that is very large.")] = False
     retime: Annotated[
         bool, Parameter(negative="", help="Run nothing new; time the finished cells again, one after the other.")
@@ -113,16 +118,18 @@ def study(
     -o runs/digits`, then `prunus report runs/digits`
     """
     from prunus.study import Store, check_size, run_study
-    from prunus.study.store import NAME, check_columns
+    from prunus.study.store import NAME, check_columns, check_export
 
     running = running or Running()
     columns = _split(running.columns)
     check_columns(columns)
+    if running.export is not None:
+        check_export(running.export)
     asked = _grid(models, grid, axes, choices, seed)
     cells = asked.cells()
     for sentence in asked.left_out():
-        print(f"note: {sentence}", file=sys.stderr)
-    engine = _engine(running.engine, running.workers)
+        print(f"note: {visible(sentence)}", file=sys.stderr)
+    engine = _engine(running.engine, running.workers, running.cell_minutes)
     exists = (running.output / NAME).is_file()
     with Store(running.output) if exists else contextlib.nullcontext() as old:
         seconds = check_size(cells, old, engine.slots, running.yes or running.dry_run)
@@ -134,8 +141,12 @@ def study(
         _retime(cells, running.output, json)
         failed = 0
     else:
-        with _display(quiet=json) as show:
-            failed = run_study(cells, running.output, engine=engine, show=show).failed
+        try:
+            with _display(quiet=json) as show:
+                failed = run_study(cells, running.output, engine=engine, show=show).failed if missing else 0
+        except KeyboardInterrupt:
+            print("prunus: stopped. What has ended is kept: the same command goes on from there.", file=sys.stderr)
+            return 130
     with Store(running.output) as store:
         results = store.results({cell.key for cell in cells})
         if running.export is not None:
@@ -197,12 +208,14 @@ def _axes(axes: Axes) -> dict[str, Any]:
     return {name: values for name, values in found.items() if values}
 
 
-def _engine(name: str, workers: int | None) -> Any:
-    from prunus.errors import UnknownName
+def _engine(name: str, workers: int | None, minutes: float | None) -> Any:
+    from prunus.errors import BadInput, UnknownName
     from prunus.study import LocalEngine
 
     if name == "local":
-        return LocalEngine(workers)
+        return LocalEngine(workers, minutes)
+    if name == "ray" and minutes is not None:
+        raise BadInput("A time limit for cells works with --engine local only: leave --cell-minutes out.")
     if name == "ray":
         from prunus.study.cluster import RayEngine
 
@@ -216,7 +229,7 @@ def _retime(cells: list[Any], folder: Path, quiet: bool) -> None:
     from prunus.study.retiming import retime
 
     def show(cell: Any, speedup: float) -> None:
-        if not quiet:
+        if not quiet and not cli.QUIET:
             print(f"{cell.title}: {speedup:.2f} x faster", file=sys.stderr, flush=True)
 
     with Store(folder) as store:
@@ -239,13 +252,14 @@ def _plan(cells: int, missing: int, seconds: float, json: bool) -> None:
 @contextlib.contextmanager
 def _display(quiet: bool) -> Iterator[Callable[[Any], None] | None]:
     """A live table on a terminal, a line for each cell elsewhere."""
-    if quiet:
+    if quiet or cli.QUIET:
         yield None
         return
-    from rich.console import Console
     from rich.live import Live
 
-    err = Console(file=sys.stderr, highlight=False)
+    from prunus.cli.output import console
+
+    err = console(sys.stderr)
     if err.is_terminal:
         with Live(console=err, refresh_per_second=4, transient=True) as live:
             yield lambda progress: live.update(_live(progress))
@@ -258,7 +272,7 @@ def _display(quiet: bool) -> Iterator[Callable[[Any], None] | None]:
         for outcome in progress.latest[len(progress.latest) - min(ended - shown, len(progress.latest)) :]:
             shown += 1
             place = f"[{progress.cached + shown}/{progress.total}]"
-            err.print(f"{place} {outcome.job.cell.title}: {_said(outcome)}", soft_wrap=True, markup=False)
+            err.print(f"{place} {outcome.job.cell.title}: {_said(outcome)}", soft_wrap=True)
         shown = ended
 
     yield lines
@@ -288,10 +302,11 @@ def _live(progress: Any) -> Any:
     for column in ("cell", "result"):
         table.add_column(column, no_wrap=True)
     for outcome in progress.latest:
-        table.add_row(outcome.job.cell.title, Text(_said(outcome), style="red" if outcome.error else ""))
+        said = visible(_said(outcome))
+        table.add_row(Text(visible(outcome.job.cell.title)), Text(said, style="red" if outcome.error else ""))
     for job in progress.running:
         what = "training the dense network" if job.kind == "base" else "running"
-        table.add_row(Text(job.cell.title, style="dim"), Text(what, style="dim italic"))
+        table.add_row(Text(visible(job.cell.title), style="dim"), Text(what, style="dim italic"))
     ended = progress.cached + progress.done + progress.failed
     left = progress.time_left
     text = f"{ended} of {progress.total} cells"
@@ -310,7 +325,10 @@ def _summary(results: list[Any], folder: Path, columns: list[str], json: bool) -
         print_json({"folder": str(folder), "cells": len(results), "failed": len(failed), "rows": rows})
         return
     if columns:
-        print_table(columns, [[result.row[name] for name in columns] for result in results], left=())
+        rows = [[result.row[name] for name in columns] for result in results]
+        print_table(
+            columns, rows, left=[i for i in range(len(columns)) if any(isinstance(row[i], str) for row in rows)]
+        )
     else:
         names = ["network", "data", "method", "sparsity", "accuracy", "dense", "faster", "smaller", "off by at most"]
         print_table([*names, "seeds"], [_line(group) for group in grouped(results)], left=(0, 1, 2))

@@ -16,7 +16,7 @@ from prunus.errors import BadInput
 from prunus.report import svg, words
 from prunus.report.facts import Panel, panels, payload
 from prunus.storage import write
-from prunus.study.store import COLUMNS, Result, Store
+from prunus.study.store import COLUMNS, Result, Store, as_text
 
 HERE = Path(__file__).parent
 TABLE = (
@@ -215,13 +215,18 @@ def _command(results: Sequence[Result]) -> str:
     for axis in AXES:
         asked = free if free and axis == "sparsity" else results
         values = list(dict.fromkeys(result.config[axis] for result in asked))
-        lines.append(f"{axis} = {json.dumps(values)}")
+        lines.append(f"{axis} = {_toml(values)}")
     given, usual = dict(results[0].config["settings"]), Settings()
     given["weights"] = Path(given["weights"]).name  # where it lay is nobody's business
     changed = {name: value for name, value in given.items() if value != _plain(getattr(usual, name))}
     if changed:
-        lines += ["", "[settings]", *(f"{name} = {json.dumps(value)}" for name, value in changed.items())]
+        lines += ["", "[settings]", *(f"{name} = {_toml(value)}" for name, value in changed.items())]
     return "\n".join(lines)
+
+
+def _toml(value: Any) -> str:
+    """A value as TOML writes it: JSON, but with characters beyond the first 65,536 as they are, and DEL escaped."""
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _plain(value: Any) -> Any:
@@ -232,7 +237,7 @@ def _csv(results: Sequence[Result]) -> str:
     text = io.StringIO()
     writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
     writer.writeheader()
-    writer.writerows(result.row for result in results)
+    writer.writerows({name: as_text(value) for name, value in result.row.items()} for result in results)
     return "data:text/csv;base64," + base64.b64encode(text.getvalue().encode()).decode()
 
 

@@ -85,6 +85,7 @@ class PackedModule(nn.Module):
         view, buffers = self._view, self._buffers
         values, index, scale = buffers["values"], buffers["index"], buffers["scale"]
         same = view is not None and view.values is values and view.index is index and view.scale is scale
+        same = same and view.schedule is buffers["schedule"] and view.starts is buffers["starts"]  # type: ignore[union-attr]
         if same and self._where == _addresses(view):  # type: ignore[arg-type]
             return view  # type: ignore[return-value]
         view = Packed(self.rows, self.cols, self.bank, *(getattr(self, field) for field in _FIELDS))

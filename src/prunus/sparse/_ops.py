@@ -8,6 +8,7 @@ matrix.
 from __future__ import annotations
 
 import math
+import weakref
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from torch.nn.grad import conv2d_input
 
 from prunus.errors import BadInput
 from prunus.sparse._geometry import Geometry
-from prunus.sparse._integer import integer_linear
+from prunus.sparse._integer import check_integer, integer_linear
 from prunus.sparse._packed import Packed
 
 AUTOMATIC, PERMUTE, TILE, INTEGER = 0, 1, 2, 3
@@ -72,7 +73,30 @@ def check_input(packed: Packed, x: Tensor) -> None:
 
 
 def _packed(rows: int, cols: int, bank: int, tensors: list[Tensor]) -> Packed:
-    return Packed(rows, cols, bank, *tensors)
+    """The weight that an operator was given. What was checked before, and not changed since, is not checked again."""
+    if len(tensors) not in (4, 5):
+        raise BadInput(f"A packed weight has four tensors, or five with a scale, not {len(tensors)}.")
+    packed = Packed(rows, cols, bank, *tensors)
+    if any(tensor.is_inference() for tensor in tensors):  # they do not count their changes
+        return packed
+    stamp = (rows, cols, bank, *((tensor.data_ptr(), tensor._version, tensor.shape) for tensor in tensors))
+    known = getattr(tensors[0], "_prunus_view", None)
+    if known is not None and known[0] == stamp and all(ref() is tensor for ref, tensor in zip(known[1], tensors[1:])):
+        packed.__dict__["layer"] = known[2]
+    elif packed.layer is not None:
+        # The view holds addresses, no tensors: nothing stays in memory for it.
+        tensors[0]._prunus_view = (stamp, [weakref.ref(tensor) for tensor in tensors[1:]], packed.layer)  # type: ignore[attr-defined]
+    return packed
+
+
+def _geometry(packed: Packed, numbers: list[int]) -> Geometry:
+    """The sizes that an operator was given, where they belong to its weight."""
+    geometry = Geometry.from_numbers(numbers) if len(numbers) == 10 else None
+    if geometry is None or geometry.problem():
+        raise BadInput(f"A convolution cannot have the sizes {numbers}.")
+    if (packed.rows, packed.cols) != (geometry.outputs, geometry.columns(packed.bank)):
+        raise BadInput(f"A packed matrix of {packed.rows} x {packed.cols} does not fit the convolution {numbers}.")
+    return geometry
 
 
 @torch.library.custom_op("prunus::sparse_linear", mutates_args=())
@@ -87,7 +111,10 @@ def sparse_linear(
     integer: bool,
 ) -> Tensor:
     """`tensors` are values, index, schedule, starts and, for int8, scale. With `integer` inputs are quantised too."""
-    return run_linear(_packed(rows, cols, bank, tensors), x, bias, relu, INTEGER if integer else AUTOMATIC)
+    packed = _packed(rows, cols, bank, tensors)
+    if integer:
+        check_integer(packed)
+    return run_linear(packed, x, bias, relu, INTEGER if integer else AUTOMATIC)
 
 
 @sparse_linear.register_fake
@@ -213,7 +240,7 @@ def sparse_conv2d(
 ) -> Tensor:
     """`tensors` as in `sparse_linear`; `geometry` as in `Geometry.numbers`."""
     packed = _packed(rows, cols, bank, tensors)
-    return run_conv2d(packed, Geometry.from_numbers(geometry), x, bias, other, relu)
+    return run_conv2d(packed, _geometry(packed, geometry), x, bias, other, relu)
 
 
 @sparse_conv2d.register_fake
@@ -261,8 +288,9 @@ def sparse_conv2d_grad(
     grad: Tensor, tensors: list[Tensor], rows: int, cols: int, bank: int, geometry: list[int], height: int, width: int
 ) -> Tensor:
     """Gradient with respect to the input of `sparse_conv2d`."""
-    g = Geometry.from_numbers(geometry)
-    weight = g.weight(_packed(rows, cols, bank, tensors).dense(), bank)
+    packed = _packed(rows, cols, bank, tensors)
+    g = _geometry(packed, geometry)
+    weight = g.weight(packed.dense(), bank)
     size = (grad.shape[0], g.inputs, height, width)
     return conv2d_input(size, weight, grad, g.stride, g.padding, g.dilation)
 

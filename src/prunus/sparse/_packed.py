@@ -83,13 +83,26 @@ class Packed:
 
     @cached_property
     def layer(self) -> Any:
-        """The native view of the tensors; it holds addresses, so it lives and dies with this object."""
-        module = kernels()
-        if module is None or self.values.device.type != "cpu":
+        """The native view of the tensors; it holds addresses, so it lives and dies with this object.
+
+        Kernels read what the tensors say without looking: they are checked here, whenever a view is made.
+        """
+        if kernels() is None or self.values.device.type != "cpu":
             return None
+        view, wrong = self._checked()
+        if wrong:
+            raise BadInput(f"The packed weight of {self.rows} x {self.cols} does not fit together: {wrong}.")
+        return view
+
+    def _checked(self) -> tuple[Any, str]:
+        """The native view, or what is wrong with the tensors."""
+        wrong = _shape_problem(self)
+        if wrong:
+            return None, wrong
         fields = (self.values, self.index, self.schedule, self.starts, self.scale)
         pointers = (0 if tensor is None else tensor.data_ptr() for tensor in fields)
-        return module.Layer(self.rows, self.cols, self.bank, KINDS[self.values.dtype], *pointers)
+        view = kernels().Layer(self.rows, self.cols, self.bank, KINDS[self.values.dtype], *pointers)
+        return view, view.problem(self.schedule.numel(), self.slots, self.index.shape[0])
 
     def dense(self) -> Tensor:
         """The matrix (rows, cols), float32, zeros in place."""
@@ -104,12 +117,9 @@ class Packed:
 
     def problem(self) -> str:
         """What is inconsistent in the tensors, as the end of a sentence; empty where all is well."""
-        wrong = _shape_problem(self)
-        if wrong:
-            return wrong
-        if self.layer is not None:
-            return self.layer.problem(self.schedule.numel(), self.slots, self.index.shape[0])
-        return _content_problem(self)
+        if kernels() is not None and self.values.device.type == "cpu":
+            return self._checked()[1]
+        return _shape_problem(self) or _content_problem(self)
 
 
 def pack(weight: Tensor, bank: int | None = None, dtype: torch.dtype | None = None) -> Packed:
@@ -236,6 +246,8 @@ def _shape_problem(packed: Packed) -> str:
     if packed.values.dtype not in KINDS or (packed.values.dtype == torch.int8) != (packed.scale is not None):
         return "its values are of the wrong type"
     for name, tensor in packed.tensors().items():
+        if tensor.device != packed.values.device or tensor.layout != torch.strided:
+            return f"its {name} is not where its values are"
         if (name in wanted and tensor.dtype != wanted[name]) or not tensor.is_contiguous():
             return f"its {name} is of the wrong type"
     shapes_ok = packed.values.dim() == 2 and packed.index.dim() == 2 and packed.schedule.dim() == 1

@@ -12,6 +12,7 @@ import os
 import selectors
 import subprocess
 import sys
+import time
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -84,11 +85,19 @@ class Engine(Protocol):
 
 
 class LocalEngine:
-    """Processes on this machine, started when there is work for them."""
+    """Processes on this machine, started when there is work for them.
 
-    def __init__(self, workers: int | None = None) -> None:
+    A job that takes longer than `minutes` is stopped, and is a failure. Workers end with the process that started
+    them, however that ends.
+    """
+
+    def __init__(self, workers: int | None = None, minutes: float | None = None) -> None:
         if workers is not None and workers < 1:
             raise BadInput(f"A study needs at least one worker, not {workers}.")
+        if minutes is not None and not minutes > 0:
+            raise BadInput(f"The time for a cell must be positive, not {minutes} minutes.")
+        self.minutes = minutes
+        self._since: dict[subprocess.Popen[str], float] = {}
         self.slots = workers or max(1, len(os.sched_getaffinity(0)))
         self._queue: deque[Job] = deque()
         self._workers: dict[subprocess.Popen[str], Job | None] = {}
@@ -107,7 +116,7 @@ class LocalEngine:
             outcome = self._collect(key.data)
             if outcome is not None:
                 outcomes.append(outcome)
-        return outcomes
+        return outcomes + self._overdue()
 
     def close(self) -> None:
         for worker in self._workers:
@@ -128,11 +137,25 @@ class LocalEngine:
         while self._queue and len(self._workers) < self.slots:
             self._give(self._start())
 
+    def _overdue(self) -> list[Outcome]:
+        """Stop what takes too long; another worker is started for the next job."""
+        outcomes = []
+        for worker, job in list(self._workers.items()):
+            seconds = time.monotonic() - self._since.get(worker, 0.0)
+            if job is None or self.minutes is None or seconds < 60 * self.minutes:
+                continue
+            worker.kill()
+            self._forget(worker)
+            outcomes.append(Outcome(job, None, f"It was stopped: it took more than {self.minutes:g} minutes.", seconds))
+        return outcomes
+
     def _start(self) -> subprocess.Popen[str]:
-        paths = [path for path in (os.getcwd(), *sys.path) if path]
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
+        # The working folder must not come before Python's own modules (-P), and what this process found elsewhere is
+        # appended by the worker, not put first as PYTHONPATH would.
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        found = json.dumps([path for path in sys.path if path])
         worker = subprocess.Popen(
-            [sys.executable, "-m", "prunus.study.worker"],
+            [sys.executable, "-P", "-m", "prunus.study.worker", str(os.getpid()), found],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -147,6 +170,7 @@ class LocalEngine:
     def _give(self, worker: subprocess.Popen[str]) -> None:
         job = self._queue.popleft()
         self._workers[worker] = job
+        self._since[worker] = time.monotonic()
         assert worker.stdin is not None
         try:
             worker.stdin.write(json.dumps(job.message()) + "\n")
@@ -166,10 +190,7 @@ class LocalEngine:
 
     def _bury(self, worker: subprocess.Popen[str], job: Job | None) -> Outcome | None:
         """A worker has died: forget it, and run its job again or give up on it."""
-        self._ready.unregister(worker.stdout)  # type: ignore[arg-type]
-        status = worker.wait()
-        _close_pipes(worker)
-        del self._workers[worker]
+        status = self._forget(worker)
         if job is None:
             return None
         if job.attempt < RETRIES:
@@ -177,6 +198,14 @@ class LocalEngine:
             return None
         how = f"signal {-status}" if status < 0 else f"status {status}"
         return Outcome(job, None, f"The process that ran this cell died {RETRIES + 1} times ({how}).", 0.0)
+
+    def _forget(self, worker: subprocess.Popen[str]) -> int:
+        self._ready.unregister(worker.stdout)  # type: ignore[arg-type]
+        status = worker.wait()
+        _close_pipes(worker)
+        del self._workers[worker]
+        self._since.pop(worker, None)
+        return status
 
 
 def _close_pipes(worker: subprocess.Popen[str]) -> None:

@@ -280,7 +280,7 @@ def _value(owner: type, name: str, value: Any, where: str) -> Any:
     if name not in hints:
         raise UnknownName(f"setting in {where}", name, hints)
     if typing.get_origin(hints[name]) is tuple:
-        items = [value] if isinstance(value, str) else value
+        items = value if isinstance(value, (list, tuple)) else [value]
         return tuple(_checked(item, str, name, where) for item in items)
     return _checked(value, hints[name], name, where)
 

@@ -5,17 +5,19 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from prunus.errors import BadFile, BadInput
-from prunus.storage import read_tensors
+from prunus.storage import locked, read_tensors
 from prunus.study.engines import Engine, Job, LocalEngine, Outcome
 from prunus.study.grid import Cell, content_hash
 from prunus.study.store import Store
 
 MANY_CELLS = 400
 LONG_SECONDS = 2 * 3600.0
+PROBE_SECONDS = 5.0
+"""How long an estimate looks at networks before it takes the rest to be like them."""
 
 
 @dataclass
@@ -64,13 +66,17 @@ def run_study(
 ) -> Progress:
     """Run what is missing of these cells; results go to `folder`/study.sqlite as they arrive.
 
-    An interrupt stops the workers and leaves everything that has ended in the store.
+    An interrupt stops the workers and leaves everything that has ended in the store. A second process that runs a
+    study in the same folder is refused.
     """
     if not cells:
         raise BadInput("The study is empty: give at least one model, pattern, sparsity and seed.")
     chosen = engine or LocalEngine()
-    with Store(folder, create=True) as store, contextlib.closing(chosen):
-        return _Run(list(cells), store, chosen, show or (lambda _: None)).go()
+    with contextlib.closing(chosen), locked(folder, "study"), Store(folder, create=True) as store:
+        try:
+            return _Run(list(cells), store, chosen, show or (lambda _: None)).go()
+        finally:
+            store.settle()
 
 
 class _Run:
@@ -163,14 +169,22 @@ def estimate(cells: Sequence[Cell], store: Store | None, workers: int) -> float:
     known = store.seconds() if store else []
     if known:
         return len(pending) * sum(known) / len(known) / workers
-    total = 0.0
-    for base in {cell.base: cell for cell in pending}.values():
-        batch, train, test = _probe(base)
-        epochs = 0 if base.settings.weights else _epochs(base.settings.length, train)
-        total += 3 * batch * train * epochs
-        mine = sum(cell.base == base.base for cell in pending)
-        tuned = 3 * batch * train * _epochs(base.settings.finetune, train)
-        total += mine * (tuned + 4 * batch * test + 2.0)
+    # Cells of one network, data set and settings take the same time: one probe for all of them, whatever their seeds.
+    alike: dict[Cell, list[str]] = {}
+    for cell in pending:
+        same = replace(cell, score="magnitude", pattern="unstructured", sparsity=0.5, seed=0)
+        alike.setdefault(same, []).append(cell.base)
+    total, probed, started = 0.0, 0, time.monotonic()
+    for cell, bases in alike.items():
+        if probed and time.monotonic() - started > PROBE_SECONDS:
+            total *= len(pending) / probed  # the others are taken to be like those seen
+            break
+        batch, train, test = _probe(cell)
+        epochs = 0 if cell.settings.weights else _epochs(cell.settings.length, train)
+        total += len(set(bases)) * 3 * batch * train * epochs
+        tuned = 3 * batch * train * _epochs(cell.settings.finetune, train)
+        total += len(bases) * (tuned + 4 * batch * test + 2.0)
+        probed += len(bases)
     return total / workers
 
 

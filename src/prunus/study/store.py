@@ -8,18 +8,20 @@ write-ahead log, so a kill loses at most the cells that were running.
 
 from __future__ import annotations
 
+import contextlib
 import csv
+import importlib.util
 import io
 import json
 import math
 import os
 import sqlite3
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from prunus.errors import BadFile, BadInput, MissingExtra, UnknownName
+from prunus.errors import BadFile, BadInput, MissingExtra, PrunusError, UnknownName
 from prunus.storage import write
 from prunus.study.grid import AXES, Cell
 
@@ -98,15 +100,41 @@ class Store:
         if not create and not self.path.is_file():
             raise BadFile(f"There is no study at {self.path}: run prunus study first, or name its folder.")
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._db = sqlite3.connect(self.path, timeout=30)
-            self._db.row_factory = sqlite3.Row
-            self._prepare(create)
+            if create:
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._db = self._connect(create)
+            with self._readable():
+                self._prepare(create)
         except OSError as error:
             raise BadInput(
                 f"The study {self.path} cannot be written: {error.strerror or error}; choose another folder."
             ) from None
         except sqlite3.DatabaseError as error:
+            raise _refusal(self.path, error) from None
+
+    def _connect(self, create: bool) -> sqlite3.Connection:
+        database = sqlite3.connect(self.path, timeout=30)
+        database.row_factory = sqlite3.Row
+        try:
+            database.execute("SELECT name FROM sqlite_master").fetchone()
+        except sqlite3.OperationalError:
+            log = Path(f"{self.path}-wal")
+            if create or (log.is_file() and log.stat().st_size):
+                raise
+            # A study on a read-only mount that was not closed well: nothing changes there, so no lock is needed.
+            database.close()
+            database = sqlite3.connect(f"{self.path.resolve().as_uri()}?immutable=1", uri=True)
+            database.row_factory = sqlite3.Row
+        return database
+
+    @contextlib.contextmanager
+    def _readable(self) -> Iterator[None]:
+        """Whatever a damaged file makes the readers raise, in one sentence."""
+        try:
+            yield
+        except PrunusError:
+            raise
+        except (sqlite3.DatabaseError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise _refusal(self.path, error) from None
 
     def _prepare(self, create: bool) -> None:
@@ -169,30 +197,32 @@ class Store:
         """The kept tables of the papers: id, title, source, rows."""
         if not self._db.execute("SELECT 1 FROM sqlite_master WHERE name = 'reproductions'").fetchone():
             return []
-        found = self._db.execute("SELECT id, title, source, rows FROM reproductions ORDER BY id")
-        return [dict(row) | {"rows": json.loads(row["rows"])} for row in found]
+        with self._readable():
+            found = self._db.execute("SELECT id, title, source, rows FROM reproductions ORDER BY id")
+            return [dict(row) | {"rows": json.loads(row["rows"])} for row in found]
 
     def done(self) -> set[str]:
         """Keys of the cells that have finished well; failed ones run again."""
-        return {row[0] for row in self._db.execute("SELECT key FROM cells WHERE status = 'done'")}
+        with self._readable():
+            return {row[0] for row in self._db.execute("SELECT key FROM cells WHERE status = 'done'")}
 
     def results(self, keys: Iterable[str] | None = None) -> list[Result]:
         """Finished cells in the order of their configuration, whatever the order they ran in."""
         wanted = None if keys is None else set(keys)
-        try:
+        with self._readable():
             found = [_result(row) for row in self._db.execute("SELECT * FROM cells")]
-        except (sqlite3.DatabaseError, json.JSONDecodeError) as error:
-            raise _refusal(self.path, error) from None
         chosen = [result for result in found if wanted is None or result.key in wanted]
         return sorted(chosen, key=lambda result: tuple(_rank(result.config.get(name, "prune")) for name in CONFIG))
 
     def bases(self) -> dict[str, dict[str, Any]]:
         """Records of the dense networks by key."""
-        return {row["key"]: json.loads(row["record"]) for row in self._db.execute("SELECT * FROM bases")}
+        with self._readable():
+            return {row["key"]: _table(row["record"]) for row in self._db.execute("SELECT * FROM bases")}
 
     def seconds(self) -> list[float]:
         """How long the finished cells took."""
-        return [row[0] for row in self._db.execute("SELECT seconds FROM cells WHERE status = 'done'")]
+        with self._readable():
+            return [float(row[0]) for row in self._db.execute("SELECT seconds FROM cells WHERE status = 'done'")]
 
     def rows(self, columns: Sequence[str] | None = None) -> list[dict[str, Any]]:
         """One flat row for each cell."""
@@ -203,16 +233,21 @@ class Store:
 
     def export(self, path: str | os.PathLike[str], columns: Sequence[str] | None = None) -> Path:
         """Write the rows as .csv or .parquet, by the ending of the name."""
-        target, rows = Path(path), self.rows(columns)
+        target = check_export(path)
+        rows = self.rows(columns)
         if target.suffix == ".csv":
             text = io.StringIO()
             writer = csv.DictWriter(text, check_columns(columns), lineterminator="\n")
             writer.writeheader()
-            writer.writerows(rows)
+            writer.writerows({name: as_text(value) for name, value in row.items()} for row in rows)
             return write(target, text.getvalue())
-        if target.suffix == ".parquet":
-            return _write_parquet(target, rows)
-        raise BadInput(f"{target} is neither .csv nor .parquet: the ending says which format to write.")
+        return _write_parquet(target, rows)
+
+    def settle(self) -> None:
+        """Leave one file that can be read from a read-only mount; what a reader holds open is left as it is."""
+        with contextlib.suppress(sqlite3.OperationalError):
+            self._db.execute("PRAGMA busy_timeout = 200")
+            self._db.execute("PRAGMA journal_mode = DELETE")
 
     def close(self) -> None:
         self._db.close()
@@ -243,6 +278,25 @@ def check_columns(columns: Sequence[str] | None) -> tuple[str, ...]:
     return tuple(columns) if columns else COLUMNS
 
 
+def check_export(path: str | os.PathLike[str]) -> Path:
+    """Refuse a file that could not be written after a long run."""
+    target = Path(path)
+    if target.suffix not in (".csv", ".parquet"):
+        raise BadInput(f"{target} is neither .csv nor .parquet: the ending says which format to write.")
+    if target.suffix == ".parquet" and importlib.util.find_spec("pyarrow") is None:
+        raise MissingExtra("pyarrow", "parquet", f"Writing {target.name}")
+    if target.is_dir():
+        raise BadInput(f"{target} is a folder: name a file in it.")
+    if not target.resolve().parent.is_dir():
+        raise BadInput(f"{target} cannot be written: there is no folder {target.parent}; make it, or choose another.")
+    return target
+
+
+def as_text(value: Any) -> Any:
+    """A cell of a CSV file that spreadsheets show as it is: texts that they would take for a formula get a quote."""
+    return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")) else value
+
+
 def _write_parquet(target: Path, rows: list[dict[str, Any]]) -> Path:
     try:
         import pyarrow
@@ -256,7 +310,7 @@ def _write_parquet(target: Path, rows: list[dict[str, Any]]) -> Path:
 
 def _refusal(path: Path, error: Exception) -> BadInput:
     """One sentence for what SQLite says."""
-    text = str(error)
+    text = " ".join(f"{error} is missing".split()) if isinstance(error, KeyError) else str(error)
     if "readonly" in text or "unable to open" in text:
         return BadInput(f"The study {path} cannot be written: {text}; choose another folder.")
     if "locked" in text:
@@ -269,8 +323,17 @@ def _rank(value: Any) -> tuple[str, Any]:
 
 
 def _result(row: sqlite3.Row) -> Result:
-    config, record = json.loads(row["config"]), json.loads(row["record"])
-    return Result(row["key"], row["base"], row["status"], config, record, row["error"], row["seconds"])
+    config, record = _table(row["config"]), _table(row["record"])
+    if any(not isinstance(config[name], (str, int, float)) for name in CONFIG):
+        raise ValueError(f"the configuration of the cell {row['key']!r} is no list of names and numbers")
+    return Result(row["key"], row["base"], row["status"], config, record, row["error"], float(row["seconds"]))
+
+
+def _table(text: Any) -> dict[str, Any]:
+    found = json.loads(text)
+    if not isinstance(found, dict):
+        raise ValueError("a record is no table")
+    return found
 
 
 def _view() -> str:

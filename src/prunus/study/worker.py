@@ -1,12 +1,13 @@
 """The process that runs cells: one JSON message in, one JSON message out, until its input ends.
 
 A message names what to do ("base" or "cell"), the cell, and the files. `perform` is the work itself and is the same for
-every engine; `main` speaks to the local engine. When the process that started it dies, the input ends and so does the
-worker.
+every engine; `main` speaks to the local engine. When the process that started it dies, however that happens, the system
+ends the worker at once.
 """
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import signal
@@ -52,10 +53,20 @@ def _line(error: Exception) -> str:
     return f"{type(error).__name__}: {text} ({Path(place.filename).name}, line {place.lineno})"
 
 
+def _end_with(parent: int) -> None:
+    """Ask the system to kill this process when its parent dies, also when the parent is killed."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    if os.getppid() != parent:  # it died before the system was asked
+        os._exit(1)
+
+
 def main() -> None:
     """Read messages from standard input and write replies to what was standard output."""
     from prunus.storage import write
 
+    _end_with(int(sys.argv[1]))
+    sys.path += [path for path in json.loads(sys.argv[2]) if path not in sys.path]
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the engine decides what a Ctrl-C means
     replies = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # whatever a model or a data set prints must not end up between the replies

@@ -6,9 +6,11 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstdlib>
+#include <exception>
 #include <mutex>
 #include <new>
 #include <thread>
+#include <utility>
 
 namespace prunus {
 namespace kernels {
@@ -47,6 +49,7 @@ class Pool {
 
     const pid_t owner;
 
+    // An exception of a task, in whichever thread, ends the run and is thrown here; the pool can be used again.
     void run(int threads, int64_t tasks, Task task, void *context) {
         std::unique_lock<std::mutex> entry(busy_, std::try_to_lock);
         if (!entry.owns_lock()) {
@@ -66,11 +69,13 @@ class Pool {
         work();
         state_.fetch_and(vacancy - 1);  // a thread that wakes only now finds nothing to join
         const auto finished = [this] { return state_.load() == 0; };
-        if (soon(finished)) return;
-        std::unique_lock<std::mutex> hold(sleep_);
-        waiting_.store(true);
-        done_.wait(hold, finished);
-        waiting_.store(false);
+        if (!soon(finished)) {
+            std::unique_lock<std::mutex> hold(sleep_);
+            waiting_.store(true);
+            done_.wait(hold, finished);
+            waiting_.store(false);
+        }
+        if (failed_) std::rethrow_exception(std::exchange(failed_, nullptr));
     }
 
   private:
@@ -86,6 +91,8 @@ class Pool {
     std::atomic<int> sleeping_{0};
     std::atomic<bool> waiting_{false};  // the caller sleeps until the last thread is done
     int workers_ = 0;
+    std::mutex failing_;
+    std::exception_ptr failed_;  // read by the caller once all threads are done
 
     bool start_worker() {
         try {
@@ -98,7 +105,13 @@ class Pool {
     }
 
     void work() {
-        for (int64_t i; (i = next_.fetch_add(1, std::memory_order_relaxed)) < tasks_;) task_(context_, i);
+        try {
+            for (int64_t i; (i = next_.fetch_add(1, std::memory_order_relaxed)) < tasks_;) task_(context_, i);
+        } catch (...) {
+            next_.store(tasks_, std::memory_order_relaxed);  // nobody begins another task
+            std::lock_guard<std::mutex> hold(failing_);
+            if (!failed_) failed_ = std::current_exception();
+        }
     }
 
     bool join() {
@@ -147,6 +160,12 @@ struct Buffers {
 };
 thread_local Buffers buffers;
 
+struct OutOfMemory : std::bad_alloc {
+    const char *what() const noexcept override {
+        return "The sparse kernels need more memory than there is: use a smaller batch, or fewer threads.";
+    }
+};
+
 }  // namespace
 
 void run_tasks(int threads, int64_t tasks, Task task, void *context) {
@@ -165,7 +184,7 @@ void *scratch(Scratch use, int64_t bytes) {
         buffers.size[slot] = 0;
         const int64_t wanted = (bytes + 4095) / 4096 * 4096;
         buffers.at[slot] = std::aligned_alloc(64, size_t(wanted));
-        if (buffers.at[slot] == nullptr) throw std::bad_alloc();
+        if (buffers.at[slot] == nullptr) throw OutOfMemory();
         buffers.size[slot] = wanted;
     }
     return buffers.at[slot];
