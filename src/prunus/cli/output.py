@@ -99,12 +99,10 @@ def fit(
 ) -> tuple[list[int], dict[int, int]]:
     """Which columns are shown, and how wide each is, so that all fit `room`.
 
-    Headers wrap between words. Two columns of numbers stay as long as text can be folded to twelve letters.
+    Headers wrap between words first. Two columns of numbers stay as long as text can be folded to twelve letters.
     """
-    widths = {}
-    for number, name in enumerate(columns):
-        words = [cell_len(word) for word in name.split()] or [0]
-        widths[number] = max([1, *words, *(cell_len(row[number]) for row in rows)])
+    content = [max([1, *(cell_len(row[number]) for row in rows)]) for number in range(len(columns))]
+    widths = {number: max(content[number], cell_len(name)) for number, name in enumerate(columns)}
     shown = list(range(len(columns)))
 
     def excess() -> int:
@@ -121,6 +119,9 @@ def fit(
             # The widest gives way, and of equals the last: the first column is the name.
             widths[max(texts, key=lambda number: (widths[number], number))] -= 1
 
+    if excess() > 0:
+        for number, name in enumerate(columns):
+            widths[number] = max([content[number], *(cell_len(word) for word in name.split())])
     drop(2)
     fold(12)
     drop(0 if any(number in left for number in shown) else 1)
