@@ -1,0 +1,3 @@
+"""Quality without training."""
+from prunus.recovery._reconstruct import ReconstructOptions, reconstruct
+__all__ = ["ReconstructOptions", "reconstruct"]

@@ -1,0 +1,161 @@
+"""One layer reconstructed: new values for its weight, its bias, and the batch norm behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from prunus.contract import Pattern
+from prunus.pruning import patterns
+from prunus.recovery._moments import Moments
+from prunus.recovery._solve import Problem, alternate, damped, errors, optimum, sweep
+from prunus.layers import Weight
+
+
+TRIAL = 10  # steps of conjugate gradients before two masks are compared
+
+
+@dataclass(frozen=True, eq=False)
+class Result:
+    """What became of a layer: its mask, and the relative squared error of its outputs.
+
+    before: with the magnitudes' choice of the same pattern and the old values; masked: with the mask found and the old
+    values; after: with the new values.
+    """
+
+    mask: Tensor
+    before: float
+    masked: float
+    after: float
+
+
+def centred(moments: Moments, shift: bool) -> tuple[Tensor, Tensor]:
+    """Means of z z^T and x z^T; about the means of x and z where the layer can shift its outputs."""
+    count = max(1, moments.count)
+    own, cross = moments.own / count, moments.cross / count
+    if shift:
+        x, z = moments.dense / count, moments.pruned / count
+        own = own - z.unsqueeze(-1) * z.unsqueeze(-2)
+        cross = cross - x.unsqueeze(-1) * z.unsqueeze(-2)
+    return own, cross
+
+
+def aim(weight: Tensor, own: Tensor, cross: Tensor, damping: float, towards: float) -> tuple[Tensor, Tensor]:
+    """(W*, H): the unpruned weight that best gives the dense outputs on the pruned network's inputs, and its moments.
+
+    Minimises |W x' - V z|^2 + damping |V - W|^2 with x' = towards x + (1 - towards) z. With `towards` = 0 it is W.
+    """
+    ridge = damped(own, damping)
+    if not towards:
+        return weight, ridge
+    target = weight @ (towards * (cross - own) + ridge)
+    factor = torch.linalg.cholesky(ridge)
+    return torch.cholesky_solve(target.transpose(-1, -2), factor).transpose(-1, -2), ridge
+
+
+def problem_for(weight: Weight, start: Tensor, moments: Tensor, pattern: Pattern, sparsity: float) -> Problem:
+    """The layer's problem with the choices its pattern allows."""
+    form = weight.rows(weight.parameter.detach()).shape
+
+    def choose(scores: Tensor) -> Tensor:
+        mask = pattern.mask(weight.unrows(scores.reshape(form)).contiguous(), weight, sparsity)
+        return weight.rows(mask).reshape(scores.shape)
+
+    banks: list[tuple[int, int, int]] = []
+    if isinstance(pattern, patterns._Banks):
+        places = patterns._banks(weight, pattern.bank)
+        drops = pattern.drops([length for _, length in places], sparsity)
+        banks = [(begin, length, drop) for (begin, length), drop in zip(places, drops)]
+    return Problem(start, moments, choose, banks, by_row=bool(banks))
+
+
+def find(problem: Problem, refine: int) -> tuple[Tensor, Tensor]:
+    """(mask, values): the best of the sweep and of ADMM, row by row where the pattern allows it."""
+    candidates = [sweep(problem)]
+    if refine:
+        candidates.append(alternate(problem, refine))
+    best_mask, best = candidates[0][0], optimum(problem, *candidates[0], rounds=TRIAL)
+    for mask, values in candidates[1:]:
+        values = optimum(problem, mask, values, rounds=TRIAL)
+        was, now = errors(problem, best), errors(problem, values)
+        better = (now < was).unsqueeze(-1) if problem.by_row else now.sum() < was.sum()
+        best_mask, best = torch.where(better, mask, best_mask), torch.where(better, values, best)
+    return best_mask, optimum(problem, best_mask, best)
+
+
+@torch.no_grad()
+def rebuild(
+    weight: Weight,
+    original: Tensor,
+    moments: Moments,
+    *,
+    pattern: Pattern,
+    sparsity: float,
+    given: Tensor | None,
+    norm: nn.Module | None,
+    settings: Mapping[str, Any],
+) -> Result:
+    """Choose (or take) the zeros of `weight`, set what stays, and correct the bias and the batch norm behind it."""
+    lines = weight.rows(original.double())
+    matrix = lines.reshape(moments.own.shape[0], -1, moments.own.shape[-1])
+    bias = bias_of(weight)
+    shift = bias is not None or norm is not None
+    own, cross = centred(moments, shift)
+    start, ridge = aim(matrix, own, cross, settings["damping"], settings["towards"])
+    problem = problem_for(weight, start, ridge, pattern, sparsity)
+    if given is None:
+        mask, values = find(problem, settings["refine"])
+    else:
+        mask = weight.rows(given).reshape(matrix.shape)
+        values = optimum(problem, mask)
+    size = float(errors(problem, torch.zeros_like(matrix)).sum()) or 1.0
+    naive = problem.choose(matrix.square()) if given is None else mask
+    values = values.double() * mask
+    result = Result(
+        weight.unrows(mask.reshape(lines.shape)).contiguous(),
+        float(errors(problem, matrix * naive).sum()) / size,
+        float(errors(problem, matrix * mask).sum()) / size,
+        float(errors(problem, values).sum()) / size,
+    )
+    weight.parameter.copy_(weight.unrows(values.reshape(lines.shape)))
+    _shift(weight, matrix, values, moments, own, bias, norm)
+    return result
+
+
+def bias_of(weight: Weight) -> Tensor | None:
+    """The bias that is added to the weight's outputs, or None."""
+    names = {"weight": "bias", "in_proj_weight": "in_proj_bias"}
+    found = getattr(weight.module, names.get(weight.attribute, weight.attribute.replace("weight", "bias")), None)
+    rows = weight.rows(weight.parameter.detach()).shape[0]
+    return found if isinstance(found, Tensor) and found.shape == (rows,) else None
+
+
+def _shift(
+    weight: Weight,
+    matrix: Tensor,
+    values: Tensor,
+    moments: Moments,
+    own: Tensor,
+    bias: Tensor | None,
+    norm: nn.Module | None,
+) -> None:
+    """The mean output as it was: through the batch norm's statistics if there is one, else through the bias."""
+    count = max(1, moments.count)
+    x, z = moments.dense.unsqueeze(-1) / count, moments.pruned.unsqueeze(-1) / count
+    moved = (values @ z - matrix @ x).reshape(-1)
+    if norm is None:
+        if bias is not None:
+            bias -= moved.to(bias.dtype)
+        return
+    assert isinstance(norm, nn.modules.batchnorm._BatchNorm)
+    assert norm.running_mean is not None and norm.running_var is not None
+    mean = moments.outputs[weight.name] / count
+    was = (moments.squares[weight.name] / count - mean.square()).clamp_min(1e-12)
+    now = (values @ own * values).sum(-1).reshape(-1).clamp_min(0.0)
+    norm.running_mean += moved.to(norm.running_mean.dtype)
+    # Paired, on the same samples: what the samples differ from those of training cancels.
+    norm.running_var *= (now / was).to(norm.running_var.dtype)

@@ -1,0 +1,170 @@
+"""Which weights of one layer go, and what the others become, so that its outputs on given inputs change least.
+
+A layer's weight is a stack of matrices W (groups, rows, columns) that multiply inputs with second moments H (groups,
+columns, columns). Everything here minimises, over matrices V with zeros where the pattern wants them,
+
+    error(V) = sum over rows of (v - w) H (v - w)^T,
+
+which is the squared change of the outputs. Three ways to choose the zeros, each followed by the exact optimum on them:
+
+`sweep`       Optimal Brain Surgeon from left to right through a Cholesky factor of the inverse (Frantar and Alistarh
+              2023, after Hassibi and Stork 1992): the weights with the smallest w^2 / [H^-1]_jj go, and the columns
+              further right take over what they did.
+`alternate`   ADMM between the optimum without zeros and the nearest matrix with the right zeros (Meng et al. 2024).
+`exchange`    pairs of a kept and a dropped weight change places while the error falls.
+
+`optimum` is the least-squares solution for given zeros, by conjugate gradients for all rows at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+Choose = Callable[[Tensor], Tensor]
+"""Scores (groups, rows, columns), none negative, to the mask of a pattern: True where kept."""
+
+DOUBLE_BELOW = 4e7  # multiplications for one product with H; below it double precision costs nothing that matters
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """Reconstruct `weight` (groups, rows, columns) under second moments `moments` (groups, columns, columns).
+
+    `choose` gives the mask of the layer's pattern, `banks` (start, length, drops) along a row where the pattern takes
+    equally many weights from each bank of every row, and `by_row` says whether rows may be chosen independently.
+    """
+
+    weight: Tensor
+    moments: Tensor
+    choose: Choose
+    banks: Sequence[tuple[int, int, int]] = ()
+    by_row: bool = False
+
+    @property
+    def dtype(self) -> torch.dtype:
+        groups, rows, columns = self.weight.shape
+        return torch.float64 if groups * rows * columns**2 < DOUBLE_BELOW else torch.float32
+
+
+def damped(moments: Tensor, damping: float) -> Tensor:
+    """`moments` with `damping` times their mean diagonal added; columns that are always zero get a one."""
+    diagonal = moments.diagonal(dim1=-2, dim2=-1)
+    mean = diagonal.mean(-1, keepdim=True)
+    ridge = torch.where(mean > 0, damping * mean, torch.ones_like(mean)).expand_as(diagonal)
+    return moments + torch.diag_embed(torch.where(diagonal > 0, ridge, ridge.clamp_min(1e-30)))
+
+
+def errors(problem: Problem, solution: Tensor) -> Tensor:
+    """(groups, rows): the squared change of every output."""
+    change = solution - problem.weight.to(solution.dtype)
+    return (change @ problem.moments.to(solution.dtype) * change).sum(-1).clamp_min(0.0)
+
+
+def optimum(problem: Problem, mask: Tensor, start: Tensor | None = None, rounds: int = 60) -> Tensor:
+    """The least-squares solution with zeros outside `mask`, by conjugate gradients scaled with the diagonal."""
+    kind = problem.dtype
+    tolerance = 1e-14 if kind == torch.float64 else 1e-8
+    moments, weight = problem.moments.to(kind), problem.weight.to(kind)
+    scale = moments.diagonal(dim1=-2, dim2=-1).rsqrt().unsqueeze(-2)
+    moments = moments * scale * scale.transpose(-1, -2)
+    target = (weight / scale) @ moments
+    solution = (weight if start is None else start.to(kind)) / scale * mask
+    residual = (target - solution @ moments) * mask
+    direction = residual
+    power = residual.square().sum(-1, keepdim=True)
+    enough = tolerance * target.square().sum(-1, keepdim=True)
+    for _ in range(rounds):
+        if bool((power <= enough).all()):
+            break
+        product = direction @ moments
+        step = power / (direction * product).sum(-1, keepdim=True).clamp_min(1e-300 if kind == torch.float64 else 1e-37)
+        step = torch.where(power > enough, step, torch.zeros_like(step))
+        solution = solution + step * direction
+        residual = (residual - step * product) * mask
+        fresh = residual.square().sum(-1, keepdim=True)
+        direction = residual + torch.where(power > 0, fresh / power, torch.zeros_like(power)) * direction
+        power = fresh
+    return torch.where(mask, solution * scale, torch.zeros_like(solution))
+
+
+# ------------------------------------------------------------------------------------------------------ which to drop
+
+
+def sweep(problem: Problem, block: int = 128) -> tuple[Tensor, Tensor]:
+    """Mask and values that Optimal Brain Surgeon finds from left to right.
+
+    Each bank is chosen when its turn comes, on the values it has by then. Without banks the columns are taken in blocks
+    and the pattern is asked once, with w^2 / [H^-1]_jj.
+    """
+    kind = problem.dtype
+    weight = problem.weight.to(kind).clone()
+    inverse = torch.cholesky_inverse(torch.linalg.cholesky(problem.moments.double()))
+    upper = torch.linalg.cholesky(inverse).transpose(-1, -2).to(kind)  # H^-1 = L L^T; row j of L^T leads the update
+    if not problem.banks:
+        mask = problem.choose(weight.square() / inverse.diagonal(dim1=-2, dim2=-1).to(kind).unsqueeze(-2))
+        return mask, weight * mask
+    mask = torch.ones_like(weight, dtype=torch.bool)
+    columns = weight.shape[-1]
+    first = 0
+    while first < len(problem.banks):
+        begin, last = problem.banks[first][0], first
+        while last < len(problem.banks) and problem.banks[last][0] + problem.banks[last][1] <= begin + block:
+            last += 1
+        last = max(last, first + 1)
+        end = problem.banks[last - 1][0] + problem.banks[last - 1][1]
+        _sweep_block(weight, mask, upper, problem.banks[first:last], begin, end)
+        if end < columns:
+            change = weight[..., begin:end] * ~mask[..., begin:end]  # holds w_j / U_jj where dropped
+            weight[..., end:] -= change @ upper[..., begin:end, end:]
+        first = last
+    return mask, weight * mask
+
+
+def _sweep_block(
+    weight: Tensor, mask: Tensor, upper: Tensor, banks: Sequence[tuple[int, int, int]], begin: int, end: int
+) -> None:
+    """Choose and update the columns `begin` to `end`; dropped entries of `weight` are left holding w_j / U_jj."""
+    for start, length, drops in banks:
+        part = slice(start, start + length)
+        pivots = upper.diagonal(dim1=-2, dim2=-1)[..., part].unsqueeze(-2)
+        if drops:
+            scores = (weight[..., part] / pivots).square()
+            gone = scores.sort(dim=-1, stable=True).indices[..., :drops]
+            mask[..., part].scatter_(-1, gone, False)
+        for column in range(start, start + length):
+            change = weight[..., column] * ~mask[..., column] / upper[..., column, column].unsqueeze(-1)
+            weight[..., column + 1 : end] -= change.unsqueeze(-1) * upper[..., column, column + 1 : end].unsqueeze(-2)
+            weight[..., column] = torch.where(mask[..., column], weight[..., column], change)
+
+
+def alternate(problem: Problem, rounds: int = 100, first: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Mask and values after ADMM. The penalty grows while the mask still moves, faster the more it moves."""
+    kind = problem.dtype
+    moments = problem.moments.to(kind)
+    scale = moments.diagonal(dim1=-2, dim2=-1).rsqrt().unsqueeze(-2)
+    weight = problem.weight.to(kind) / scale
+    moments = moments * scale * scale.transpose(-1, -2)
+    values, vectors = torch.linalg.eigh(moments)
+    values = values.clamp_min(0.0).unsqueeze(-2)
+    back = vectors.transpose(-1, -2).contiguous()
+    target = weight @ moments
+    mask = problem.choose(weight.square()) if first is None else first
+    sparse, dual, penalty = weight * mask, torch.zeros_like(weight), 0.1
+    before, kept = mask, max(1, int(mask.count_nonzero()))
+    for number in range(1, rounds + 1):
+        free = ((target - dual + penalty * sparse) @ vectors / (values + penalty)) @ back
+        point = free + dual / penalty
+        mask = problem.choose(point.square())
+        sparse = point * mask
+        dual = dual + penalty * (free - sparse)
+        if number % 3 == 0:
+            moved = int((mask ^ before).count_nonzero())
+            if not moved and number > 6:
+                break
+            penalty *= 1.3 if moved >= 0.1 * kept else 1.2 if moved >= 0.005 * kept else 1.1
+            before = mask
+    return mask, sparse * scale

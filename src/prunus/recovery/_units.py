@@ -1,0 +1,294 @@
+"""A model as a row of units that run one after the other, and a way to run each of them on its own.
+
+A unit is a module that runs exactly once in a forward pass: a residual block, a transformer layer, or a single layer
+where there is no such block. `Walk` moves the activations of a data set through the units. It keeps the outputs of the
+last unit only: the units before it are replaced for the moment by functions that return what they returned, so that
+whatever lies between two units (embeddings, masks, pooling, reshaping) runs as the model has it.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from prunus.adapters import Batch, call
+from prunus.errors import BadInput
+from prunus.recovery._record import Stop
+from prunus.layers import Weight
+
+Inputs = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+# ------------------------------------------------------------------------------------------------------------- division
+
+
+def divide(model: nn.Module, weights: Mapping[str, Weight], batch: Batch) -> list[str]:
+    """The names of the units that hold `weights`, in the order in which they run on `batch`.
+
+    Raises:
+        BadInput: if the batch never reaches a weight.
+    """
+    holders = {id(weight.module) for weight in weights.values()}
+    names = _split(model, "", holders)
+    order, counts = _order(model, batch)
+    while True:
+        wrong = next((name for name in names if name and counts.get(name, 0) != 1), None)
+        if wrong is None:
+            break
+        _require_reached(model, wrong, weights, counts)
+        above = wrong.rpartition(".")[0]  # runs several times: the module around it is the unit
+        names = [name for name in names if not _inside(name, above)] + [above]
+    return sorted(names, key=lambda name: order.get(name, 0))
+
+
+def _inside(name: str, above: str) -> bool:
+    return not above or name == above or name.startswith(f"{above}.")
+
+
+def _holds(module: nn.Module, holders: set[int]) -> int:
+    return sum(id(inner) in holders for inner in module.modules())
+
+
+def _split(module: nn.Module, name: str, holders: set[int]) -> list[str]:
+    if id(module) in holders:
+        return [name]
+    if not _holds(module, holders):
+        return []
+    lists = [inner for inner in module.modules() if isinstance(inner, (nn.ModuleList, nn.Sequential))]
+    if name and not any(sum(bool(_holds(child, holders)) for child in inner.children()) > 1 for inner in lists):
+        return [name]
+    parts = ((child, f"{name}.{key}" if name else key) for key, child in module.named_children())
+    return [unit for child, path in parts for unit in _split(child, path, holders)]
+
+
+def _order(model: nn.Module, batch: Batch) -> tuple[dict[str, int], dict[str, int]]:
+    """When each module first runs, and how often."""
+    order: dict[str, int] = {}
+    counts: dict[str, int] = {}
+
+    def seen(name: str) -> Callable[..., None]:
+        def hook(*_: Any) -> None:
+            order.setdefault(name, len(order))
+            counts[name] = counts.get(name, 0) + 1
+
+        return hook
+
+    with ExitStack() as stack:
+        for name, module in model.named_modules():
+            stack.callback(module.register_forward_pre_hook(seen(name)).remove)
+        with torch.no_grad():
+            call(model, batch)
+    return order, counts
+
+
+def _require_reached(
+    model: nn.Module, name: str, weights: Mapping[str, Weight], counts: Mapping[str, int]
+) -> None:
+    around = name
+    while around and not counts.get(around):
+        around = around.rpartition(".")[0]
+    runs = around == name or isinstance(model.get_submodule(name), nn.MultiheadAttention)
+    inside = {id(module) for module in model.get_submodule(name).modules()}
+    if not runs and not _runs_unseen(model, name):
+        lost = next(weight.name for weight in weights.values() if id(weight.module) in inside)
+        raise BadInput(
+            f"The data never reach {lost!r}: the model does not run that layer on them; exclude it, or give other data."
+        )
+
+
+def _runs_unseen(model: nn.Module, name: str) -> bool:
+    """Attention calls its output projection as a function, past the module's hooks."""
+    above = name.rpartition(".")[0]
+    return isinstance(model.get_submodule(above), nn.MultiheadAttention)
+
+
+# ------------------------------------------------------------------------------------------------------------- storage
+
+
+class Shelf:
+    """Tensors of many batches: in memory, or in a file each where they would take more than `memory` bytes."""
+
+    def __init__(self, memory: float) -> None:
+        self.memory, self.used = memory, 0
+        self.items: dict[int, Any] = {}
+        self.folder: tempfile.TemporaryDirectory[str] | None = None
+
+    def __setitem__(self, index: int, value: Any) -> None:
+        self.items[index] = _map(value, lambda tensor: self._place(tensor.detach(), index))
+
+    def __getitem__(self, index: int) -> Any:
+        return self.items[index]
+
+    def __contains__(self, index: int) -> bool:
+        return index in self.items
+
+    def _place(self, tensor: Tensor, index: int) -> Tensor:
+        size = tensor.numel() * tensor.element_size()
+        total = sum(_bytes(value) for number, value in self.items.items() if number != index)
+        if total + size <= self.memory or tensor.device.type != "cpu" or not size:
+            return tensor.clone()
+        if self.folder is None:
+            self.folder = tempfile.TemporaryDirectory(prefix="prunus-")
+        self.used += 1
+        path = Path(self.folder.name) / f"{self.used}"
+        kept = torch.from_file(str(path), shared=True, size=tensor.numel(), dtype=tensor.dtype).view(tensor.shape)
+        path.unlink()  # the mapping keeps it alive, and it goes with the tensor
+        kept.copy_(tensor)
+        kept._prunus_spilled = True  # type: ignore[attr-defined]
+        return kept
+
+
+def _bytes(value: Any) -> int:
+    total = 0
+
+    def add(tensor: Tensor) -> Tensor:
+        nonlocal total
+        total += 0 if hasattr(tensor, "_prunus_spilled") else tensor.numel() * tensor.element_size()
+        return tensor
+
+    _map(value, add)
+    return total
+
+
+def _map(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
+    """`function` on every tensor inside tuples, lists, dicts and outputs of transformers."""
+    if isinstance(value, Tensor):
+        return function(value)
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(_map(item, function) for item in value))
+    if isinstance(value, (tuple, list)):
+        return type(value)(_map(item, function) for item in value)
+    if isinstance(value, Mapping):
+        changed = {key: _map(item, function) for key, item in value.items()}
+        return changed if type(value) is dict else type(value)(**changed)
+    return value
+
+
+# ---------------------------------------------------------------------------------------------------------------- walk
+
+
+class Walk:
+    """A model's activations on their way through its units; `outputs[i]` is what the last unit gave for batch i."""
+
+    def __init__(self, model: nn.Module, units: Sequence[str], batches: Sequence[Batch], memory: float = 2e9) -> None:
+        self.model, self.units, self.batches = model, list(units), batches
+        self.modules = [model.get_submodule(name) for name in units]
+        self.outputs = Shelf(memory)
+        self.kept: dict[int, Shelf] = {}
+        self.forms: list[dict[int, Any]] = []
+        self.memory = memory
+        self.here = 0
+        self.keep_all = False
+
+    @property
+    def module(self) -> nn.Module:
+        """The unit to be run next."""
+        return self.modules[self.here]
+
+    def inputs(self, index: int) -> Inputs:
+        """What batch number `index` brings to the present unit."""
+        found: list[Inputs] = []
+
+        def catch(*args: Any, **kwargs: Any) -> Any:
+            found.append((args, kwargs))
+            raise Stop
+
+        with ExitStack() as stack:
+            for number in range(self.here):
+                stack.enter_context(_forward(self.modules[number], self._replay(number, index)))
+            stack.enter_context(_forward(self.module, catch))
+            try:
+                call(self.model, self.batches[index])
+            except Stop:
+                pass
+        if not found:
+            raise BadInput(
+                f"The data never reach {self.units[self.here]!r}: the model does not run it on every batch; exclude it."
+            )
+        return found[0]
+
+    def _replay(self, number: int, index: int) -> Callable[..., Any]:
+        if number == self.here - 1:
+            return lambda *args, **kwargs: self.outputs[index]
+        if number in self.kept:
+            return lambda *args, **kwargs: self.kept[number][index]
+        return lambda *args, **kwargs: _map(self.forms[number][index], _poison)
+
+    def run(self, index: int) -> Any:
+        """The output of the present unit on batch number `index`."""
+        args, kwargs = self.inputs(index)
+        return self.module(*args, **kwargs)
+
+    def advance(self) -> None:
+        """Run the present unit on all batches and move on to the next."""
+        forms = {}
+        if self.keep_all:
+            self.kept[self.here] = self.outputs = Shelf(self.memory / len(self.units))
+        for index in range(len(self.batches)):
+            output = self.run(index)
+            forms[index] = _map(output, lambda tensor: tensor.new_empty((), device="meta").expand(tensor.shape))
+            self.outputs[index] = output
+        self.forms.append(forms)
+        self.here += 1
+
+
+def looks_back(model: nn.Module, units: Sequence[str], batch: Batch) -> bool:
+    """Does a unit need the output of another than the one before it, as skip connections between distant units do?
+
+    Found by poison: the outputs of all units but the last are replaced by NaN, which then shows in a unit's inputs.
+
+    Raises:
+        BadInput: if the model itself gives NaN or Inf on the batch.
+    """
+    walk = Walk(model, units, [batch])
+    for unit in units:
+        args, kwargs = walk.inputs(0)
+        if not all(_finite(tensor) for tensor in leaves((args, kwargs))):
+            return True
+        output = walk.module(*args, **kwargs)
+        if not all(_finite(tensor) for tensor in leaves(output)):
+            raise BadInput(
+                f"The activations after {unit!r} hold NaN or Inf on the first batch: mend the model or the data."
+            )
+        walk.forms.append({0: _map(output, lambda tensor: tensor.new_empty((), device="meta").expand(tensor.shape))})
+        walk.outputs[0] = output
+        walk.here += 1
+    return False
+
+
+def _finite(tensor: Tensor) -> bool:
+    # Masks of attention hold -inf by design.
+    return not tensor.is_floating_point() or not bool(torch.isnan(tensor).any())
+
+
+def _poison(form: Tensor) -> Tensor:
+    if not form.is_floating_point():
+        return torch.zeros((), dtype=form.dtype).expand(form.shape)
+    return torch.full((), torch.nan, dtype=form.dtype).expand(form.shape)
+
+
+@contextmanager
+def _forward(module: nn.Module, function: Callable[..., Any]) -> Iterator[None]:
+    """Inside, `module` computes `function`."""
+    own = module.__dict__.get("forward")
+    module.forward = function  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        if own is None:
+            del module.forward
+        else:
+            module.forward = own  # type: ignore[method-assign]
+
+
+def leaves(value: Any) -> Iterable[Tensor]:
+    """The tensors inside an output."""
+    found: list[Tensor] = []
+    _map(value, lambda tensor: found.append(tensor) or tensor)  # type: ignore[func-returns-value]
+    return found
