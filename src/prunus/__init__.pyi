@@ -8,7 +8,7 @@ from prunus import models as models
 from prunus import operators as operators
 from prunus import private as private
 from prunus import pruning as pruning
-from prunus import recovery as recovery  # type: ignore[attr-defined]
+from prunus import recovery as recovery
 from prunus import report as report
 from prunus import select as select
 from prunus import sparse as sparse

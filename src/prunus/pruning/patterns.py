@@ -306,6 +306,23 @@ def bank_size(pattern: str | Pattern) -> int | None:
     return parsed.bank if isinstance(parsed, _Banks) else None
 
 
+def bank_drops(pattern: Pattern, weight: Weight, sparsity: float) -> list[tuple[int, int, int]]:
+    """(start, length, weights lost) of every bank along a row; empty for patterns without banks.
+
+    Example:
+        >>> import torch
+        >>> from prunus.layers import prunable_weights
+        >>> (weight,) = prunable_weights(torch.nn.Linear(8, 3)).values()
+        >>> bank_drops(parse("2:4"), weight, 0.5)
+        [(0, 4, 2), (4, 4, 2)]
+    """
+    if not isinstance(pattern, _Banks):
+        return []
+    places = _banks(weight, pattern.bank)
+    drops = pattern.drops([length for _, length in places], sparsity)
+    return [(start, length, lost) for (start, length), lost in zip(places, drops)]
+
+
 _FORMS: dict[str, tuple[re.Pattern[str], Callable[..., Pattern]]] = {}
 
 

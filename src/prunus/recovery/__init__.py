@@ -1,3 +1,15 @@
-"""Quality without training."""
-from prunus.recovery._reconstruct import ReconstructOptions, reconstruct
+"""Recovery: keep a network's quality while it is pruned, without training.
+
+    masks = prunus.reconstruct(model, 0.5, data, pattern="2:4")    # a few hundred unlabelled samples
+    masks.notes["layers"]                                          # the error of every layer, before and after
+
+`_solve.py` holds the numerics of one layer, `_record.py` finds what a weight is multiplied with, `_units.py` runs a
+model block by block.
+"""
+
+from __future__ import annotations
+
+from prunus.recovery._options import ReconstructOptions
+from prunus.recovery._reconstruct import reconstruct
+
 __all__ = ["ReconstructOptions", "reconstruct"]

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from prunus.contract import Pattern
+from prunus.layers import Weight
 from prunus.pruning import patterns
 from prunus.recovery._moments import Moments
+from prunus.recovery._options import ReconstructOptions
 from prunus.recovery._solve import Problem, alternate, damped, errors, optimum, sweep
-from prunus.layers import Weight
-
 
 TRIAL = 10  # steps of conjugate gradients before two masks are compared
 
@@ -31,6 +29,10 @@ class Result:
     before: float
     masked: float
     after: float
+
+    def errors(self) -> dict[str, float]:
+        """The three errors by name."""
+        return {"before": self.before, "masked": self.masked, "after": self.after}
 
 
 def centred(moments: Moments, shift: bool) -> tuple[Tensor, Tensor]:
@@ -65,17 +67,17 @@ def problem_for(weight: Weight, start: Tensor, moments: Tensor, pattern: Pattern
         mask = pattern.mask(weight.unrows(scores.reshape(form)).contiguous(), weight, sparsity)
         return weight.rows(mask).reshape(scores.shape)
 
-    banks: list[tuple[int, int, int]] = []
-    if isinstance(pattern, patterns._Banks):
-        places = patterns._banks(weight, pattern.bank)
-        drops = pattern.drops([length for _, length in places], sparsity)
-        banks = [(begin, length, drop) for (begin, length), drop in zip(places, drops)]
+    banks = patterns.bank_drops(pattern, weight, sparsity)
     return Problem(start, moments, choose, banks, by_row=bool(banks))
 
 
 def find(problem: Problem, refine: int) -> tuple[Tensor, Tensor]:
     """(mask, values): the best of the sweep and of ADMM, row by row where the pattern allows it."""
     candidates = [sweep(problem)]
+    if not problem.banks:  # what a unit does, also together with its neighbours: exact for whole rows
+        weight = problem.weight
+        mask = problem.choose(weight * (weight @ problem.moments.to(weight.dtype)))
+        candidates.append((mask, weight * mask))
     if refine:
         candidates.append(alternate(problem, refine))
     best_mask, best = candidates[0][0], optimum(problem, *candidates[0], rounds=TRIAL)
@@ -97,7 +99,7 @@ def rebuild(
     sparsity: float,
     given: Tensor | None,
     norm: nn.Module | None,
-    settings: Mapping[str, Any],
+    settings: ReconstructOptions,
 ) -> Result:
     """Choose (or take) the zeros of `weight`, set what stays, and correct the bias and the batch norm behind it."""
     lines = weight.rows(original.double())
@@ -105,10 +107,10 @@ def rebuild(
     bias = bias_of(weight)
     shift = bias is not None or norm is not None
     own, cross = centred(moments, shift)
-    start, ridge = aim(matrix, own, cross, settings["damping"], settings["towards"])
+    start, ridge = aim(matrix, own, cross, settings.damping, settings.towards)
     problem = problem_for(weight, start, ridge, pattern, sparsity)
     if given is None:
-        mask, values = find(problem, settings["refine"])
+        mask, values = find(problem, settings.refine)
     else:
         mask = weight.rows(given).reshape(matrix.shape)
         values = optimum(problem, mask)
@@ -152,7 +154,8 @@ def _shift(
             bias -= moved.to(bias.dtype)
         return
     assert isinstance(norm, nn.modules.batchnorm._BatchNorm)
-    assert norm.running_mean is not None and norm.running_var is not None
+    assert norm.running_mean is not None
+    assert norm.running_var is not None
     mean = moments.outputs[weight.name] / count
     was = (moments.squares[weight.name] / count - mean.square()).clamp_min(1e-12)
     now = (values @ own * values).sum(-1).reshape(-1).clamp_min(0.0)

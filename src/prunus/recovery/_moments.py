@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,9 +12,9 @@ from torch import Tensor, nn
 
 from prunus.adapters import Batch, call
 from prunus.errors import BadInput
+from prunus.layers import Weight
 from prunus.recovery._record import Recorder, Stop, Use, norms_of, storage
 from prunus.recovery._units import Walk
-from prunus.layers import Weight
 
 
 @dataclass(eq=False)
@@ -33,14 +34,14 @@ class Moments:
     squares: dict[str, Tensor] = field(default_factory=dict)
 
     @classmethod
-    def empty(cls, groups: int, columns: int) -> Moments:
-        square = torch.zeros(groups, columns, columns, dtype=torch.float64)
-        line = torch.zeros(groups, columns, dtype=torch.float64)
+    def empty(cls, groups: int, columns: int, device: torch.device) -> Moments:
+        square = torch.zeros(groups, columns, columns, dtype=torch.float64, device=device)
+        line = torch.zeros(groups, columns, dtype=torch.float64, device=device)
         return cls(square, square.clone(), line, line.clone())
 
     def add(self, dense: Tensor, pruned: Tensor, part: slice = slice(None)) -> None:
         """Lines (places, groups, columns) of both networks, for the groups in `part`."""
-        x, z = dense.transpose(0, 1), pruned.transpose(0, 1)
+        x, z = _precise(dense).transpose(0, 1), _precise(pruned).transpose(0, 1)
         self.own[part] += z.transpose(1, 2) @ z
         self.cross[part] += x.transpose(1, 2) @ z
         self.dense[part] += x.sum(1)
@@ -49,10 +50,14 @@ class Moments:
 
     def add_output(self, use: Use) -> None:
         """What the dense layer gives."""
-        values = use.output.detach().movedim(use.channel, 0).flatten(1).double()
+        values = use.output.detach().movedim(1, 0).flatten(1).double()
         name = use.weight.name
         self.outputs[name] = self.outputs.get(name, 0.0) + values.sum(1)
         self.squares[name] = self.squares.get(name, 0.0) + values.square().sum(1)
+
+
+def _precise(lines: Tensor) -> Tensor:
+    return lines.float() if lines.dtype in (torch.float16, torch.bfloat16) else lines
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,7 +83,7 @@ def trace(model: nn.Module, weights: Mapping[str, Weight], batch: Batch, keep: T
 
     def normed(inputs: Tensor, mean: Tensor) -> None:
         if storage(mean) in norms:
-            followed[id(inputs)] = paths[id(norms[storage(mean)])]
+            followed[inputs.data_ptr()] = paths[id(norms[storage(mean)])]
 
     with torch.no_grad(), Recorder(weights.values(), uses.append, normed, keep):
         call(model, batch)
@@ -97,7 +102,12 @@ def trace(model: nn.Module, weights: Mapping[str, Weight], batch: Batch, keep: T
             tuple(names),
             sum(len(by_name[name]) for name in names),
             _chunks(by_name[names[0]]) if key == names[0] else 1,
-            {n: followed[id(use.output)] for n in names for use in by_name[n] if id(use.output) in followed},
+            {
+                n: followed[use.output.data_ptr()]
+                for n in names
+                for use in by_name[n]
+                if use.output.data_ptr() in followed
+            },
         )
         for key, names in groups.items()
     ]
@@ -129,7 +139,7 @@ def measure(
             if not bool(torch.isfinite(z.sum()) & torch.isfinite(x.sum())):
                 raise BadInput(f"The inputs of {new.weight.name!r} hold NaN or Inf: mend the model or the data.")
             if found is None:
-                found = Moments.empty(z.shape[1] * stage.chunks, z.shape[2])
+                found = Moments.empty(z.shape[1] * stage.chunks, z.shape[2], z.device)
             if stage.chunks == 1:
                 found.add(x, z)
             else:
@@ -154,9 +164,6 @@ def _seen(walk: Walk, weights: Sequence[Weight], count: int, index: int, keep: T
             raise Stop
 
     args, kwargs = walk.inputs(index)
-    with Recorder(weights, see, keep=keep):
-        try:
-            walk.module(*args, **kwargs)
-        except Stop:
-            pass
+    with Recorder(weights, see, keep=keep), contextlib.suppress(Stop):
+        walk.module(*args, **kwargs)
     return uses

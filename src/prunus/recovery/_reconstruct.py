@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -12,22 +14,18 @@ from torch import Tensor, nn
 
 from prunus.adapters import Batch, batches
 from prunus.contract import Allocation, Masks, Pattern
+from prunus.errors import BadInput, PrunusWarning
+from prunus.layers import EMBEDDING, Weight, all_weights
 from prunus.pruning import allocations, find_masks, patterns
+from prunus.recovery._descent import descend
 from prunus.recovery._layer import Result, rebuild
-from prunus.recovery._moments import measure, trace
+from prunus.recovery._moments import Moments, Stage, measure, trace
+from prunus.recovery._options import ReconstructOptions
+from prunus.recovery._progress import Progress, progress
+from prunus.recovery._record import plain_layers
 from prunus.recovery._units import Walk, divide, looks_back
-from prunus.layers import Weight, prunable_weights
 
 Sparsity = float | Mapping[str, float]
-
-
-@dataclass(frozen=True)
-class ReconstructOptions:
-    damping: float = 0.01
-    towards: float = 1.0
-    refine: int = 60
-    batch_size: int = 64
-    memory: float = 1e9
 
 
 def reconstruct(
@@ -41,59 +39,257 @@ def reconstruct(
     samples: int = 512,
     seed: int = 0,
     *,
+    misfits: str = "error",
     options: ReconstructOptions | None = None,
 ) -> Masks:
+    """Prune a trained model without training it, in place: choose what stays and adjust it so that the outputs stay.
+
+    Layer after layer, with the inputs that the pruned network really produces, the weights whose loss can best be made
+    up for go, and those that stay become the least-squares fit to the dense network's outputs; biases and batch-norm
+    statistics follow. A few hundred unlabelled samples are enough.
+
+    Args:
+        model: a trained network; it is changed only if everything succeeds.
+        sparsity: fraction of zeros, or {layer: fraction}, as in `find_masks`. Not used with `masks`.
+        data: samples like those the model will meet: anything that `prunus.adapters.batches` reads. Labels are ignored.
+        pattern: which sets of zeros are allowed.
+        allocation: how many zeros each layer gets: "uniform", "global", "erk", "lamp", "damage", or a function.
+        exclude: names and globs that are left as they are.
+        masks: take these zeros and adjust only what stays.
+        samples: how many samples to use, drawn at random where the data can be drawn from.
+        seed: of the draw. The same seed and number of threads give the same bytes.
+        misfits: "error", or "skip" for layers that the pattern does not fit.
+        options: how thoroughly to work.
+
+    Returns:
+        The masks. `masks.notes["layers"]` holds the relative squared error of every layer's output: `before` as
+        magnitude pruning would leave it, `masked` with these masks and the old values, `after` with the new ones.
+
+    Raises:
+        BadInput: if the data are missing, hold NaN or never reach a layer, or the masks belong to another model; the
+            model is then unchanged.
+
+    Example:
+        >>> import prunus, torch
+        >>> model = prunus.models.make("fc:64-32-10", seed=0)
+        >>> masks = prunus.reconstruct(model, 0.5, torch.randn(256, 64, generator=torch.Generator().manual_seed(0)))
+        >>> notes = masks.notes["layers"]["layers.0.weight"]
+        >>> notes["after"] < notes["masked"] < 1
+        True
+    """
     options = options or ReconstructOptions()
+    inner = _unwrapped(model)
+    calibration = calibrate_on(data, samples, options.batch_size, seed)
     shape = patterns.parse(pattern)
-    if masks is None:
-        first = find_masks(model, sparsity, pattern=shape, allocation=allocation, exclude=exclude)
-    else:
-        first = masks
-        masks.parameters_of(model)
-    work = copy.deepcopy(model)
-    modes = [(module, module.training) for module in model.modules()]
-    work.eval()
-    model.eval()
-    try:
-        with torch.no_grad():
-            done = _layers(model, work, first, sparsity, data, shape, allocation, masks, samples, seed, options)
-    finally:
-        for module, training in modes:
-            module.training = training
-    found = Masks.adopt({name: result.mask for name, result in done.items()}, {"from": "reconstruct"})
+    plan = _plan(inner, sparsity, shape, allocation, exclude, masks, misfits, calibration, options)
+    work = copy.deepcopy(inner)
+    with (
+        _evaluating(inner),
+        _evaluating(work),
+        plain_layers(inner),
+        torch.no_grad(),
+        progress(len(plan.names), options.progress) as line,
+    ):
+        job = _Job(inner, work, plan, calibration, options, line)
+        job.run()
+    notes: dict[str, Any] = {
+        "from": "reconstruct", "pattern": str(shape), "sparsity": plan.asked, "allocation": plan.allocation,
+        "samples": sum(batch.size for batch in calibration), "seed": seed,
+        "layers": {name: result.errors() for name, result in job.done.items()},
+    }  # fmt: skip
+    if plan.given is not None:
+        notes = {"from": "reconstruct", "masks": dict(plan.given.notes)} | {
+            key: notes[key] for key in ("samples", "seed", "layers")
+        }
+    if job.remarks:
+        notes["remarks"] = job.remarks
+        warnings.warn(" ".join(job.remarks), PrunusWarning, stacklevel=2)
+    found = Masks.adopt({name: job.done[name].mask for name in plan.names}, notes)
+    _require_finite(work)
     with torch.no_grad():
-        for mine, new in zip(model.state_dict().values(), work.state_dict().values()):
-            mine.copy_(new)
-    found.apply_(model)
+        own = inner.state_dict()
+        for name, value in work.state_dict().items():
+            own[name].copy_(value)
+    found.apply_(inner)
     return found
 
 
-def _layers(model, work, first, sparsity, data, shape, allocation, masks, samples, seed, options):
-    group = list(batches(data, size=options.batch_size, limit=-(-samples // options.batch_size), shuffle=True, seed=seed))
-    weights = {n: w for n, w in prunable_weights(work).items() if n in first}
-    originals = {n: w for n, w in prunable_weights(model).items() if n in first}
-    levels = dict.fromkeys(first, sparsity)
-    if masks is None and not isinstance(sparsity, Mapping):
-        levels = allocations.parse(allocation)(originals, {n: w.parameter.detach() for n, w in originals.items()}, sparsity, shape, True)
-    units = divide(model, originals, group[0])
-    keeps = [_keep(batch) for batch in group]
-    stages = trace(model, originals, group[0], keeps[0])
-    old, new = Walk(model, units, group, options.memory), Walk(work, units, group, options.memory)
-    old.keep_all = new.keep_all = looks_back(model, units, group[0])
-    done: dict[str, Result] = {}
-    for unit in units:
-        inside = {id(m) for m in work.get_submodule(unit).modules()}
-        for stage in (s for s in stages if id(weights[s.names[0]].module) in inside):
-            moments = measure(old, new, stage, weights, originals, keeps)
+def calibrate_on(data: Any, samples: int, batch_size: int, seed: int) -> list[Batch]:
+    """The batches that hold the first `samples` of a random order of the data; labels are left out."""
+    if data is None:
+        raise BadInput(
+            "Reconstruction looks at data: give some samples like those the model will meet, without labels."
+        )
+    if isinstance(samples, bool) or not isinstance(samples, int) or samples < 1:
+        raise BadInput(f"samples is {samples!r}; give a whole number of at least 1.")
+    found: list[Batch] = []
+    count = 0
+    for batch in batches(data, size=min(batch_size, samples), shuffle=True, seed=seed):
+        batch = batch if count + batch.size <= samples else _head(batch, samples - count)
+        found.append(Batch(batch.args, batch.kwargs, None, batch.size))
+        count += batch.size
+        if count >= samples:
+            break
+    return found
+
+
+def _head(batch: Batch, count: int) -> Batch:
+    def cut(value: Any) -> Any:
+        fits = isinstance(value, Tensor) and value.dim() > 0 and value.shape[0] == batch.size
+        return value[:count] if fits else value
+
+    return Batch(tuple(map(cut, batch.args)), {k: cut(v) for k, v in batch.kwargs.items()}, None, count)
+
+
+def _unwrapped(model: nn.Module) -> nn.Module:
+    """The module inside `torch.compile` and data-parallel wrappers."""
+    while True:
+        inner = getattr(model, "_orig_mod", None)
+        if inner is None and isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
+            inner = model.module
+        if not isinstance(inner, nn.Module):
+            return model
+        model = inner
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
+def _require_finite(model: nn.Module) -> None:
+    for name, value in model.state_dict().items():
+        if value.is_floating_point() and not bool(torch.isfinite(value).all()):
+            raise BadInput(f"The reconstruction of {name!r} is not finite: give more samples, or a larger damping.")
+
+
+# ---------------------------------------------------------------------------------------------------------------- plan
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """Which weights are pruned, in which pattern and how far; `given` are masks that are only to be adjusted to."""
+
+    names: tuple[str, ...]
+    patterns: Mapping[str, Pattern]
+    levels: Mapping[str, float]
+    given: Masks | None
+    asked: Any
+    allocation: str
+
+
+def _plan(
+    model: nn.Module, sparsity: Any, shape: Pattern, allocation: Any, exclude: Any, masks: Masks | None, misfits: str,
+    calibration: list[Batch], options: ReconstructOptions,
+) -> Plan:  # fmt: skip
+    if masks is not None:
+        if not isinstance(masks, Masks) or not masks:
+            raise BadInput("masks must be prunus.Masks with at least one mask.")
+        masks.parameters_of(model)
+        known = all_weights(model)
+        for name in masks:
+            if name not in known or known[name].kind == EMBEDDING:
+                raise BadInput(f"The masks name {name!r}, which is no layer that multiplies inputs: leave it out.")
+        return Plan(tuple(masks), dict.fromkeys(masks, shape), {}, masks, None, "")
+    if sparsity is None:
+        raise BadInput("Give a sparsity, or masks that are to be kept.")
+    said = allocation if isinstance(allocation, str) else getattr(allocation, "__name__", "function")
+    share = allocations.parse("uniform" if allocation == "damage" else allocation)
+    levels: dict[str, float] = {}
+
+    def noted(*arguments: Any) -> Mapping[str, float]:
+        levels.update(share(*arguments))
+        return levels
+
+    first = find_masks(model, sparsity, pattern=shape, allocation=noted, exclude=exclude, misfits=misfits)
+    if isinstance(sparsity, Mapping):
+        levels, said = dict(first.notes["sparsity"]), "given"
+    for name in first:
+        if all_weights(model)[name].kind == EMBEDDING:
+            raise BadInput(f"{name!r} is an embedding, which multiplies nothing: leave it out of the sparsities.")
+    return Plan(tuple(first), dict.fromkeys(first, shape), levels, None, first.notes["sparsity"], said)
+
+
+# ----------------------------------------------------------------------------------------------------------------- job
+
+
+@dataclass(eq=False)
+class _Job:
+    """One run: `dense` gives the outputs to keep, `work` is its copy that is pruned unit by unit."""
+
+    dense: nn.Module
+    work: nn.Module
+    plan: Plan
+    calibration: list[Batch]
+    options: ReconstructOptions
+    line: Progress
+    done: dict[str, Result] = field(default_factory=dict)
+    remarks: list[str] = field(default_factory=list)
+    few: list[tuple[str, int, int]] = field(default_factory=list)
+
+    def run(self) -> None:
+        self.weights = {name: all_weights(self.work)[name] for name in self.plan.names}
+        self.originals = {name: all_weights(self.dense)[name] for name in self.plan.names}
+        batch = self.calibration[0]
+        self.keeps = [_real_positions(each) for each in self.calibration]
+        units = divide(self.dense, self.originals, batch)
+        stages = trace(self.dense, self.originals, batch, self.keeps[0])
+        memory = self.options.memory / 2
+        self.old = Walk(self.dense, units, self.calibration, memory)
+        self.new = Walk(self.work, units, self.calibration, memory)
+        self.old.keep_all = self.new.keep_all = looks_back(self.dense, units, batch)
+        for unit in units:
+            self._unit([stage for stage in stages if _belongs(self.weights[stage.names[0]], self.work, unit)])
+        self._remark()
+
+    def _unit(self, stages: list[Stage]) -> None:
+        for stage in stages:
+            moments = measure(self.old, self.new, stage, self.weights, self.originals, self.keeps)
             for name in stage.names:
-                norm = work.get_submodule(stage.norms[name]) if name in stage.norms else None
-                done[name] = rebuild(weights[name], originals[name].parameter.detach(), moments, pattern=shape, sparsity=levels[name],
-                    given=None if masks is None else masks[name], norm=norm, settings=vars(options))
-        old.advance()
-        new.advance()
-    return {n: done[n] for n in first}
+                self._layer(name, stage, moments)
+        self.old.advance()
+        if self.options.descent and len(stages) > 1:
+            masks = {self.weights[n].parameter: self.done[n].mask for stage in stages for n in stage.names}
+            descend(self.new, self.old, masks, self.keeps, self.options)  # type: ignore[arg-type]
+        self.new.advance()
+
+    def _layer(self, name: str, stage: Stage, moments: Moments) -> None:
+        norm = self.work.get_submodule(stage.norms[name]) if name in stage.norms else None
+        if moments.count < moments.own.shape[-1]:
+            self.few.append((name, moments.count, moments.own.shape[-1]))
+        self.done[name] = rebuild(
+            self.weights[name],
+            self.originals[name].parameter.detach(),
+            moments,
+            pattern=self.plan.patterns[name],
+            sparsity=self.plan.levels.get(name, 0.0),
+            given=None if self.plan.given is None else self.plan.given[name].to(moments.own.device),
+            norm=norm,
+            settings=self.options,
+        )
+        self.line.update(f"{name}  error {self.done[name].after:.3g}")
+
+    def _remark(self) -> None:
+        if self.few:
+            name, count, columns = self.few[0]
+            more = f" (and {len(self.few) - 1} layers more)" if len(self.few) > 1 else ""
+            self.remarks.append(
+                f"The data give {count} inputs for the {columns} columns of {name}{more}: the fit rests on damping; "
+                "more samples make it better."
+            )
 
 
-def _keep(batch: Batch) -> Tensor | None:
+def _belongs(weight: Weight, model: nn.Module, unit: str) -> bool:
+    return any(module is weight.module for module in model.get_submodule(unit).modules())
+
+
+def _real_positions(batch: Batch) -> Tensor | None:
+    """True where a sequence has a token and False where it is padded; None for other data."""
     mask = batch.kwargs.get("attention_mask")
     return mask.bool() if isinstance(mask, Tensor) and mask.dim() == 2 else None

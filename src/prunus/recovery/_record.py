@@ -1,38 +1,29 @@
 """What a layer's weight is multiplied with while a model runs.
 
-A `Recorder` sees every call of torch's linear and convolution functions, recognises weights by their storage, and hands
-over the inputs in the form in which the weight's rows read them: one line for each place the row is laid on, its columns
-tap by tap with channels fastest. So it does not matter which module makes the call: attention that passes slices of one
-projection, subclasses and functional calls are all seen.
+A `Recorder` sees every matrix product and convolution that torch carries out, recognises weights by their storage, and
+hands over the inputs as the weight's rows read them: one line for each place the row is laid on, its columns tap by tap
+with channels fastest. It looks below torch's functions, so it does not matter who makes the call: attention that passes
+slices of one projection, recurrent layers step by step, subclasses and functional calls are all seen.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from prunus.layers import Weight
+from prunus.layers import CONV1D, Weight
 
-_LINEAR = ("input", "weight", "bias")
-_CONVOLUTION = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
-_TRANSPOSED = ("input", "weight", "bias", "stride", "padding", "output_padding", "groups", "dilation")
-_ADDMM = ("bias", "input", "weight")
-_NORM = ("input", "weight", "bias", "running_mean", "running_var")
-
-_CALLS: dict[Any, tuple[str, ...]] = {
-    F.linear: _LINEAR,
-    torch.addmm: _ADDMM,
-    torch.batch_norm: _NORM,
-    **dict.fromkeys((torch.conv1d, torch.conv2d, torch.conv3d), _CONVOLUTION),
-    **dict.fromkeys((torch.conv_transpose1d, torch.conv_transpose2d, torch.conv_transpose3d), _TRANSPOSED),
-}
+_aten = torch.ops.aten
+_PRODUCTS = {_aten.addmm.default: (1, 2), _aten.mm.default: (0, 1)}  # where the inputs and the weight stand
+_NORMS = (_aten.native_batch_norm.default, _aten._native_batch_norm_legit_no_training.default)
 
 
 def storage(tensor: Tensor) -> int:
@@ -45,7 +36,7 @@ class Use:
     """One product of inputs with a weight, or with some of its rows.
 
     `columns()` makes the inputs (places, groups, columns); two uses with the same `key` have the same columns. `rows`
-    are the first and last row used, `output` the result, with the rows on dimension `channel`.
+    are the first and last row used, `output` the result, with the rows on dimension 1.
     """
 
     weight: Weight
@@ -53,14 +44,28 @@ class Use:
     rows: tuple[int, int]
     columns: Callable[[], Tensor]
     output: Tensor
-    channel: int
 
 
 class Stop(Exception):
     """Ends a forward pass once everything wanted was seen."""
 
 
-class Recorder(TorchFunctionMode):
+@contextmanager
+def plain_layers(model: nn.Module) -> Iterator[None]:
+    """Inside, attention and recurrent layers are carried out product by product, so that a `Recorder` sees them."""
+    fast, fused = torch.backends.mha.get_fastpath_enabled(), torch.backends.mkldnn.enabled
+    recurrent = any(isinstance(module, nn.RNNBase) for module in model.modules())
+    torch.backends.mha.set_fastpath_enabled(False)
+    if recurrent:  # convolutions would be slow without it
+        torch.backends.mkldnn.enabled = False  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
+        torch.backends.mkldnn.enabled = fused
+
+
+class Recorder(TorchDispatchMode):
     """Calls `see` with every `Use` of the given weights, and `normed` with the input and the mean of every batch norm.
 
     `keep`, a boolean (samples, positions), leaves out padded positions of sequences.
@@ -74,63 +79,62 @@ class Recorder(TorchFunctionMode):
         keep: Tensor | None = None,
     ) -> None:
         super().__init__()
-        self.weights = {storage(weight.parameter): weight for weight in weights}
+        self.weights: dict[int, list[Weight]] = {}
+        for weight in weights:
+            self.weights.setdefault(storage(weight.parameter), []).append(weight)
         self.see, self.normed, self.keep = see, normed, keep
 
-    def __torch_function__(
+    def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         output = func(*args, **(kwargs or {}))
-        names = _CALLS.get(func)
-        if names is None:
-            return output
-        given = dict(zip(names, args)) | dict(kwargs or {})
-        if names is _NORM:
-            if self.normed is not None and given.get("running_mean") is not None:
-                self.normed(given["input"], given["running_mean"])
-            return output
-        tensor = given.get("weight", given.get("mat2"))
-        weight = self.weights.get(storage(tensor)) if isinstance(tensor, Tensor) else None
-        if weight is not None:
-            self.see(self._use(weight, names, given, tensor, output))
+        if func in _PRODUCTS:
+            inputs, matrix = (args[place] for place in _PRODUCTS[func])
+            weight = self._weight(matrix)
+            if weight is not None:
+                self.see(_product(weight, inputs, matrix, output, self.keep))
+        elif func is _aten.convolution.default:
+            weight = self._weight(args[1])
+            if weight is not None:
+                self.see(_convolution(weight, output, *args))
+        elif func in _NORMS and self.normed is not None and isinstance(args[3], Tensor):
+            self.normed(args[0], args[3])
         return output
 
-    def _use(self, weight: Weight, names: Any, given: dict[str, Any], tensor: Tensor, output: Tensor) -> Use:
-        inputs = given.get("input", given.get("mat1"))
-        key: tuple[Any, ...] = (inputs.data_ptr(), tuple(inputs.shape), inputs.stride())
-        if names in (_LINEAR, _ADDMM):
-            width = tensor.shape[1] if names is _LINEAR else tensor.shape[0]
-            first = tensor.storage_offset() // max(1, width) if names is _LINEAR else 0
-            count = tensor.shape[0] if names is _LINEAR else tensor.shape[1]
-            keep = self.keep
-            return Use(weight, key, (first, first + count), lambda: _lines(inputs, keep), output, output.dim() - 1)
-        dims = tensor.dim() - 2
-        geometry = {
-            name: given[name] if isinstance(given.get(name), str) else _each(given.get(name, default), dims)
-            for name, default in (("stride", 1), ("padding", 0), ("dilation", 1))
-        }
-        groups = int(given.get("groups", 1))
-        kernel = tuple(tensor.shape[2:])
-        key += (names, kernel, groups, *geometry.values())
-        make = _patches if names is _CONVOLUTION else _spread_patches
-        extra = {} if names is _CONVOLUTION else {"size": tuple(output.shape[2 - (output.dim() == dims + 1) :])}
-        rows = tensor.shape[0] if names is _CONVOLUTION else tensor.shape[1] * groups
-        whole = inputs if inputs.dim() == dims + 2 else inputs.unsqueeze(0)
+    def _weight(self, tensor: Tensor) -> Weight | None:
+        for weight in self.weights.get(storage(tensor), ()):
+            begin = weight.parameter.storage_offset()
+            if begin <= tensor.storage_offset() < begin + weight.numel:
+                return weight
+        return None
+
+
+def _product(weight: Weight, inputs: Tensor, matrix: Tensor, output: Tensor, keep: Tensor | None) -> Use:
+    """Inputs (places, columns) times a matrix (columns, rows), which is the weight transposed, or some rows of it."""
+    offset = matrix.storage_offset() - weight.parameter.storage_offset()
+    first = offset if weight.kind == CONV1D else offset // max(1, matrix.shape[0])
+    key = (inputs.data_ptr(), tuple(inputs.shape), inputs.stride())
+    return Use(weight, key, (int(first), int(first + matrix.shape[1])), lambda: _lines(inputs, keep), output)
+
+
+def _convolution(
+    weight: Weight, output: Tensor, inputs: Tensor, kernel: Tensor, bias: Tensor | None, stride: list[int],
+    padding: list[int], dilation: list[int], transposed: bool, output_padding: list[int], groups: int,
+) -> Use:  # fmt: skip
+    taps, size = tuple(kernel.shape[2:]), tuple(output.shape[2:])
+    geometry = (taps, groups, tuple(stride), tuple(padding), tuple(dilation))
+    key = (inputs.data_ptr(), tuple(inputs.shape), inputs.stride(), transposed, size, *geometry)
+    if transposed:
         return Use(
-            weight, key, (0, rows), lambda: make(whole, kernel, groups, **geometry, **extra), output,
-            output.dim() - dims - 1,
+            weight, key, (0, kernel.shape[1] * groups), lambda: _spread_patches(inputs, *geometry, size), output
         )  # fmt: skip
-
-
-def _each(value: Any, dims: int) -> tuple[int, ...]:
-    values = (value,) if isinstance(value, int) else tuple(value)
-    return values * dims if len(values) == 1 else values
+    return Use(weight, key, (0, kernel.shape[0]), lambda: _patches(inputs, *geometry), output)
 
 
 def _lines(inputs: Tensor, keep: Tensor | None) -> Tensor:
     """Inputs of a linear layer as (places, 1, columns), without padded positions."""
     flat = inputs.reshape(-1, inputs.shape[-1])
-    if keep is not None and inputs.dim() in (2, 3) and math.prod(inputs.shape[:-1]) == keep.numel():
+    if keep is not None and len(flat) == keep.numel():
         flat = flat[keep.reshape(-1)]
     return flat.unsqueeze(1)
 
@@ -140,18 +144,11 @@ def _patches(
     kernel: tuple[int, ...],
     groups: int,
     stride: tuple[int, ...],
-    padding: tuple[int, ...] | str,
+    padding: tuple[int, ...],
     dilation: tuple[int, ...],
 ) -> Tensor:
     """What a convolution lays its rows on: (places, groups, taps x channels)."""
-    if padding == "valid":
-        padding = (0,) * len(kernel)
-    if isinstance(padding, str):
-        total = [gap * (size - 1) for gap, size in zip(dilation, kernel)]
-        sides = [(every // 2, every - every // 2) for every in total]
-    else:
-        sides = [(side, side) for side in padding]
-    padded = F.pad(inputs, [side for pair in reversed(sides) for side in pair])
+    padded = F.pad(inputs, [side for side in reversed(padding) for _ in range(2)])
     return _windows(padded, kernel, groups, stride, dilation)
 
 
@@ -178,7 +175,9 @@ def _spread_patches(
     size: tuple[int, ...],
 ) -> Tensor:
     """The same for a transposed convolution: inputs spread out by the stride, taps in reverse."""
-    spread = inputs.new_zeros(*inputs.shape[:2], *((side - 1) * step + 1 for side, step in zip(inputs.shape[2:], stride)))
+    spread = inputs.new_zeros(
+        *inputs.shape[:2], *((side - 1) * step + 1 for side, step in zip(inputs.shape[2:], stride))
+    )
     spread[(slice(None), slice(None), *(slice(None, None, step) for step in stride))] = inputs
     sides: list[int] = []
     for side, tap, pad, gap, out in zip(spread.shape[2:], kernel, padding, dilation, size):

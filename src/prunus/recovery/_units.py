@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 from prunus.adapters import Batch, call
 from prunus.errors import BadInput
-from prunus.recovery._record import Stop
 from prunus.layers import Weight
+from prunus.recovery._record import Stop
 
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -87,9 +87,7 @@ def _order(model: nn.Module, batch: Batch) -> tuple[dict[str, int], dict[str, in
     return order, counts
 
 
-def _require_reached(
-    model: nn.Module, name: str, weights: Mapping[str, Weight], counts: Mapping[str, int]
-) -> None:
+def _require_reached(model: nn.Module, name: str, weights: Mapping[str, Weight], counts: Mapping[str, int]) -> None:
     around = name
     while around and not counts.get(around):
         around = around.rpartition(".")[0]
@@ -203,10 +201,8 @@ class Walk:
             for number in range(self.here):
                 stack.enter_context(_forward(self.modules[number], self._replay(number, index)))
             stack.enter_context(_forward(self.module, catch))
-            try:
+            with suppress(Stop):
                 call(self.model, self.batches[index])
-            except Stop:
-                pass
         if not found:
             raise BadInput(
                 f"The data never reach {self.units[self.here]!r}: the model does not run it on every batch; exclude it."
@@ -214,10 +210,10 @@ class Walk:
         return found[0]
 
     def _replay(self, number: int, index: int) -> Callable[..., Any]:
-        if number == self.here - 1:
-            return lambda *args, **kwargs: self.outputs[index]
+        if number == self.here - 1 and not self.keep_all:
+            return lambda *args, **kwargs: _map(self.outputs[index], torch.clone)  # a model may work in place
         if number in self.kept:
-            return lambda *args, **kwargs: self.kept[number][index]
+            return lambda *args, **kwargs: _map(self.kept[number][index], torch.clone)
         return lambda *args, **kwargs: _map(self.forms[number][index], _poison)
 
     def run(self, index: int) -> Any:
@@ -227,14 +223,16 @@ class Walk:
 
     def advance(self) -> None:
         """Run the present unit on all batches and move on to the next."""
+        outputs = Shelf(self.memory / len(self.units)) if self.keep_all else self.outputs
         forms = {}
-        if self.keep_all:
-            self.kept[self.here] = self.outputs = Shelf(self.memory / len(self.units))
         for index in range(len(self.batches)):
             output = self.run(index)
             forms[index] = _map(output, lambda tensor: tensor.new_empty((), device="meta").expand(tensor.shape))
-            self.outputs[index] = output
+            outputs[index] = output
         self.forms.append(forms)
+        self.kept[self.here] = self.outputs = outputs
+        if not self.keep_all:
+            self.kept = {}
         self.here += 1
 
 

@@ -1,0 +1,51 @@
+"""How thoroughly `reconstruct` works."""
+
+from __future__ import annotations
+
+import math
+import numbers
+from dataclasses import dataclass
+
+from prunus.errors import BadInput
+
+
+@dataclass(frozen=True)
+class ReconstructOptions:
+    """Settings of `prunus.reconstruct` that rarely need a change.
+
+    Attributes:
+        damping: added to the diagonal of the second moments, as a part of its mean; more is safer with few samples.
+        towards: 1 aims at the dense network's outputs, so that layers undo the errors of those before them; 0 aims at
+            what the dense weights would give on the pruned network's inputs (as SparseGPT does).
+        refine: rounds of the search for better masks after the first; 0 leaves it out.
+        descent: passes over the samples with gradient steps on the output of each block, zeros held; 0 leaves it out.
+        rate: learning rate of these steps, as a part of the typical size of a weight.
+        batch_size: samples that run at once, where the data do not come in batches.
+        memory: bytes of activations kept in memory; what goes beyond is kept in files for the time of the run.
+        progress: show a line with the time left; None shows it in a terminal.
+
+    Example:
+        >>> ReconstructOptions(refine=0).damping
+        0.01
+    """
+
+    damping: float = 0.01
+    towards: float = 1.0
+    refine: int = 60
+    descent: int = 0
+    rate: float = 0.01
+    batch_size: int = 64
+    memory: float = 1e9
+    progress: bool | None = None
+
+    def __post_init__(self) -> None:
+        for name, low, high in (
+            ("damping", 0.0, math.inf), ("towards", 0.0, 1.0), ("rate", 0.0, math.inf), ("memory", 0.0, math.inf),
+        ):  # fmt: skip
+            value = getattr(self, name)
+            if not isinstance(value, numbers.Real) or not math.isfinite(value) or not low <= float(value) <= high:
+                raise BadInput(f"{name} is {value!r}; it must be a number from {low:g} to {high:g}.")
+        for name, least in (("refine", 0), ("descent", 0), ("batch_size", 1)):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < least:
+                raise BadInput(f"{name} is {value!r}; it must be a whole number of at least {least}.")

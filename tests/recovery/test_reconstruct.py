@@ -1,0 +1,220 @@
+"""`reconstruct` on small networks of every kind: zeros where they belong, outputs nearer, refusals harmless."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import prunus
+from prunus.adapters import as_batch
+from prunus.layers import prunable_weights
+from prunus.recovery import ReconstructOptions
+from prunus.recovery._units import divide
+
+
+class Residual(nn.Module):
+    """Convolution, batch norm, residual blocks with a downsampling one, pooling, linear."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.norm = nn.Conv2d(3, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16)
+        self.blocks = nn.Sequential(Block(16, 16, 1), Block(16, 32, 2))
+        self.head = nn.Linear(32, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.blocks(torch.relu(self.norm(self.stem(x))))
+        return self.head(x.mean((2, 3)))
+
+
+class Block(nn.Module):
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
+        self.second = nn.Conv2d(outputs, outputs, 3, 1, 1, groups=2, bias=False)
+        self.norms = nn.ModuleList([nn.BatchNorm2d(outputs), nn.BatchNorm2d(outputs)])
+        self.short = nn.Conv2d(inputs, outputs, 1, stride) if stride > 1 else nn.Identity()
+        self.act = nn.ReLU(inplace=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        inner = self.norms[1](self.second(self.act(self.norms[0](self.first(x)))))
+        return self.act(inner + self.short(x))
+
+
+class Skipping(nn.Module):
+    """A U-shaped network: the last unit needs the output of the first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down = nn.ModuleList([nn.Linear(16, 32), nn.Linear(32, 32), nn.Linear(32, 16)])
+        self.last = nn.Linear(48, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        first = torch.relu(self.down[0](x))
+        deep = torch.relu(self.down[2](torch.relu(self.down[1](first))))
+        return self.last(torch.cat([first, deep], 1))
+
+
+class Attending(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), 2)
+        self.head = nn.Linear(16, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.layers(x).mean(1))
+
+
+NETWORKS: dict[str, tuple[Any, tuple[int, ...]]] = {
+    "residual": (Residual, (3, 8, 8)),
+    "skipping": (Skipping, (16,)),
+    "attending": (Attending, (6, 16)),
+    "sequential": (lambda: nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU()), (16,)),
+    "depthwise": (
+        lambda: nn.Sequential(nn.Conv2d(16, 16, 3, groups=16), nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 32, 1)),
+        (16, 6, 6),
+    ),
+}
+
+
+def network(kind: str) -> tuple[nn.Module, Tensor]:
+    """A network with settled batch norms, and inputs for it."""
+    make, shape = NETWORKS[kind]
+    torch.manual_seed(0)
+    model = make()
+    mix = torch.randn(shape[0], shape[0]) / shape[0] ** 0.5
+    inputs = torch.einsum("nc...,cd->nd...", torch.randn(192, *shape), mix)
+    model.train()
+    with torch.no_grad():
+        for _ in range(20):
+            model(inputs)
+    return model.eval(), inputs
+
+
+def distance(model: nn.Module, other: nn.Module, inputs: Tensor) -> float:
+    with torch.no_grad():
+        return float((model(inputs) - other(inputs)).square().mean())
+
+
+@pytest.mark.parametrize("kind", NETWORKS)
+@pytest.mark.parametrize("pattern", ["balanced:8", "unstructured"])
+def test_outputs_stay_nearer_than_by_magnitudes(kind: str, pattern: str) -> None:
+    dense, inputs = network(kind)
+    plain, kept = copy.deepcopy(dense), copy.deepcopy(dense)
+    reference = prunus.prune(plain, 0.6, pattern=pattern, misfits="skip")
+    masks = prunus.reconstruct(kept, 0.6, inputs, pattern=pattern, misfits="skip", samples=192)
+    assert [row.kept for row in masks.layers] == [row.kept for row in reference.layers]
+    for name, parameter in masks.parameters_of(kept).items():
+        assert (parameter[~masks[name]] == 0).all()
+        assert not torch.signbit(parameter[~masks[name]]).any()
+        told = masks.notes["layers"][name]
+        assert told["after"] <= told["masked"] * (1 + 1e-6)
+    assert distance(kept, dense, inputs) < 0.85 * distance(plain, dense, inputs)
+    assert not kept.training
+
+
+@pytest.mark.parametrize("kind", ["residual", "attending"])
+def test_given_masks_are_kept_and_only_the_rest_is_adjusted(kind: str) -> None:
+    dense, inputs = network(kind)
+    masks = prunus.find_masks(dense, 0.5, pattern="2:4", misfits="skip")
+    plain, kept = masks.apply_(copy.deepcopy(dense)), copy.deepcopy(dense)
+    found = prunus.reconstruct(kept, None, inputs, masks=masks)
+    assert found == masks
+    assert distance(kept, dense, inputs) < 0.5 * distance(plain, dense, inputs)
+
+
+def test_the_same_seed_gives_the_same_bytes() -> None:
+    dense, inputs = network("residual")
+    first, second = copy.deepcopy(dense), copy.deepcopy(dense)
+    a = prunus.reconstruct(first, 0.5, inputs, pattern="2:4", exclude=("stem",), samples=64, seed=3)
+    b = prunus.reconstruct(second, 0.5, inputs, pattern="2:4", exclude=("stem",), samples=64, seed=3)
+    assert a == b
+    for one, two in zip(first.state_dict().values(), second.state_dict().values()):
+        assert torch.equal(one, two)
+
+
+def test_nothing_moves_at_sparsity_zero() -> None:
+    dense, inputs = network("residual")
+    kept = copy.deepcopy(dense)
+    prunus.reconstruct(kept, 0.0, inputs, pattern="unstructured")
+    assert distance(kept, dense, inputs) < 1e-8
+
+
+def test_activations_beyond_the_memory_go_to_files_and_change_nothing() -> None:
+    dense, inputs = network("skipping")
+    here, there = copy.deepcopy(dense), copy.deepcopy(dense)
+    prunus.reconstruct(here, 0.5, inputs)
+    prunus.reconstruct(there, 0.5, inputs, options=ReconstructOptions(memory=1000))
+    assert all(torch.equal(a, b) for a, b in zip(here.parameters(), there.parameters()))
+
+
+def test_steps_on_whole_blocks_bring_the_outputs_nearer() -> None:
+    dense, inputs = network("residual")
+    plain, moved = copy.deepcopy(dense), copy.deepcopy(dense)
+    options = ReconstructOptions(batch_size=32)
+    prunus.reconstruct(plain, 0.8, inputs, pattern="unstructured", options=options)
+    steps = ReconstructOptions(batch_size=32, descent=14)
+    masks = prunus.reconstruct(moved, 0.8, inputs, pattern="unstructured", options=steps)
+    assert all((parameter[~masks[name]] == 0).all() for name, parameter in masks.parameters_of(moved).items())
+    assert distance(moved, dense, inputs) < 0.98 * distance(plain, dense, inputs)
+
+
+def test_units_are_blocks_that_run_once() -> None:
+    dense, inputs = network("residual")
+    assert divide(dense, prunable_weights(dense), as_batch(inputs)) == ["stem", "blocks.0", "blocks.1", "head"]
+    shared = nn.Linear(8, 8)
+    twice = nn.Sequential(nn.Sequential(shared, nn.ReLU(), shared), nn.Linear(8, 4))
+    assert divide(twice, prunable_weights(twice), as_batch(torch.randn(4, 8))) == ["0", "1"]
+    before = copy.deepcopy(twice)
+    prunus.reconstruct(twice, 0.5, torch.randn(64, 8), pattern="unstructured")
+    assert distance(before, twice, torch.randn(64, 8)) > 0
+
+
+def test_few_samples_work_and_are_told() -> None:
+    dense, inputs = network("sequential")
+    with pytest.warns(UserWarning, match="8 inputs for the 16 columns of 0.weight"):
+        masks = prunus.reconstruct(dense, 0.5, inputs, samples=8)
+    assert "more samples" in masks.notes["remarks"][0]
+
+
+class Lazy(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.used, self.unused = nn.Linear(16, 16), nn.Linear(16, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.used(x)
+
+
+def refusals() -> dict[str, tuple[nn.Module, dict[str, Any], str]]:
+    x = torch.randn(32, 16)
+    broken = x.clone()
+    broken[3, 3] = torch.nan
+    other = prunus.find_masks(nn.Linear(8, 8), 0.5)
+    model = nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 16))
+    return {
+        "no data": (model, {"data": None}, "give some samples"),
+        "empty data": (model, {"data": []}, "empty"),
+        "NaN": (model, {"data": broken}, "NaN"),
+        "other masks": (model, {"data": x, "masks": other}, "does not have as a parameter"),
+        "samples": (model, {"data": x, "samples": 0}, "samples is 0"),
+        "wrong shape": (model, {"data": torch.randn(32, 8)}, "16"),
+        "unreached": (Lazy(), {"data": x}, "never reach 'unused.weight'"),
+        "typo": (model, {"data": x, "pattern": "balnced:16"}, "did you mean"),
+        "no sparsity": (model, {"data": x, "sparsity": None}, "Give a sparsity"),
+    }
+
+
+@pytest.mark.parametrize("case", refusals())
+def test_bad_input_is_one_sentence_and_leaves_the_model_alone(case: str) -> None:
+    model, arguments, words = refusals()[case]
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    arguments = {"sparsity": 0.5, **arguments}
+    with pytest.raises(prunus.BadInput, match=words):
+        prunus.reconstruct(model, **arguments)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert model.training
+    assert not model._forward_pre_hooks
