@@ -9,12 +9,14 @@ DATA := $(wildcard ../shared/data)
 export PRUNUS_DATA ?= $(abspath $(DATA))
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help setup test-setup demo test check prove bench sanitize clean
+.PHONY: help setup test-setup demo test check docs wheel prove bench sanitize clean
 
 help:
 	@echo "make demo    prune a small network end to end (under two minutes after set-up)"
 	@echo "make test    all tests, reduced counts"
 	@echo "make check   format, lint, types, import rules"
+	@echo "make docs    the guide and the reference as a site in site/ that opens from disk"
+	@echo "make wheel   a source package and a wheel in dist/, tried without a compiler"
 	@echo "make prove   full counts; results go to docs/evidence"
 	@echo "make sanitize  the kernels under address and undefined-behaviour sanitizers"
 	@echo "make bench   ratios against named peers; results go to docs/evidence"
@@ -37,6 +39,13 @@ check: test-setup
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 
+docs: test-setup
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict -q
+	@echo "open site/index.html"
+
+wheel: test-setup
+	sh tools/wheel.sh $(BIN)/python dist
+
 prove: test-setup
 	PRUNUS_PROVE=1 $(BIN)/python -m pytest -m prove tests
 	$(BIN)/python tests/mutation.py
@@ -48,4 +57,4 @@ sanitize: test-setup
 	sh tests/native/sanitize.sh sanitize 300
 
 clean:
-	rm -rf build $(VENV)
+	rm -rf build dist site $(VENV)

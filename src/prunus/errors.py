@@ -10,9 +10,20 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+__all__ = ["BadFile", "BadInput", "MissingExtra", "PrunusError", "RunFailed", "UnknownName", "first_line"]
+
 
 class PrunusError(Exception):
-    """Base of all errors raised on purpose."""
+    """Base of all errors raised on purpose.
+
+    Example:
+        >>> import prunus
+        >>> try:
+        ...     prunus.models.make("resnet21")
+        ... except prunus.PrunusError as error:
+        ...     print(str(error)[:36])
+        There is no network named 'resnet21'
+    """
 
 
 class PrunusWarning(UserWarning):
@@ -20,11 +31,31 @@ class PrunusWarning(UserWarning):
 
 
 class BadInput(PrunusError, ValueError):
-    """An argument, name, file or model that cannot be used as given."""
+    """An argument, name, file or model that cannot be used as given. Also a `ValueError`.
+
+    Example:
+        >>> import torch, prunus
+        >>> try:
+        ...     prunus.prune(torch.nn.Linear(4, 4), 1.5)
+        ... except prunus.BadInput as error:
+        ...     print(error)
+        The sparsity is 1.5; it is the fraction of zeros and must lie in [0, 1).
+    """
 
 
 class UnknownName(BadInput, KeyError):
-    """A name that is not registered; the message lists those that are."""
+    """A name that is not registered; the message lists those that are, and the closest.
+
+    Args:
+        kind: What is named, as in "score".
+        name: What the user wrote.
+        valid: The names that exist.
+
+    Example:
+        >>> from prunus.errors import UnknownName
+        >>> print(UnknownName("score", "magnitud", ["magnitude", "random"]))
+        There is no score named 'magnitud'. Known: magnitude, random; did you mean 'magnitude'?
+    """
 
     def __init__(self, kind: str, name: object, valid: Iterable[str]) -> None:
         names = sorted(valid)
@@ -37,20 +68,58 @@ class UnknownName(BadInput, KeyError):
 
 
 class BadFile(BadInput):
-    """A file that is missing, damaged, foreign, or inconsistent with itself."""
+    """A file that is missing, damaged, of another kind, or inconsistent with itself.
+
+    Example:
+        >>> import prunus
+        >>> try:
+        ...     prunus.Masks.load("nowhere.safetensors")
+        ... except prunus.BadFile as error:
+        ...     print("nowhere.safetensors" in str(error))
+        True
+    """
 
 
 class MissingExtra(PrunusError, ImportError):
-    """An optional dependency is not installed."""
+    """An optional dependency is not installed.
+
+    Args:
+        package: The missing package.
+        extra: The extra of prunus that brings it.
+        purpose: What needs it.
+
+    Example:
+        >>> from prunus.errors import MissingExtra
+        >>> print(MissingExtra("ray", "cluster", "The cluster engine"))
+        The cluster engine needs the package ray: install it with pip install 'prunus[cluster]'.
+    """
 
     def __init__(self, package: str, extra: str, purpose: str) -> None:
         super().__init__(f"{purpose} needs the package {package}: install it with pip install 'prunus[{extra}]'.")
 
 
 class RunFailed(PrunusError, RuntimeError):
-    """A run that started well and could not finish."""
+    """A run that started well and could not finish.
+
+    Example:
+        >>> from prunus.errors import PrunusError, RunFailed
+        >>> issubclass(RunFailed, PrunusError)
+        True
+    """
 
 
 def first_line(error: BaseException) -> str:
-    """The first line that says something in an error of another library, for one sentence of our own."""
+    """The first line with words in another library's error, to quote it in one of ours.
+
+    Args:
+        error: Any exception.
+
+    Returns:
+        The line, or the name of the exception's type if it has no message.
+
+    Example:
+        >>> from prunus.errors import first_line
+        >>> first_line(ValueError("\\n  no such key\\nmore"))
+        'no such key'
+    """
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

@@ -26,6 +26,7 @@ from torch import Tensor
 from prunus.errors import BadInput
 from prunus.native import load
 
+__all__ = ["drop_smallest", "drop_smallest_in_banks", "top_indices"]
 _CHUNK = 1 << 18  # scores per step: buffers stay in the cache
 _SMALL = 1 << 17  # up to here all scores together are cheaper to select from than a sample and two passes
 _SAMPLE = 1 << 17

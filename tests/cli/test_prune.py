@@ -138,6 +138,17 @@ def test_doctor(capsys: pytest.CaptureFixture[str]) -> None:
     assert set(record["kernels"]) == {"select", "kernels", "double"}
 
 
+def test_doctor_lists_every_extra(capsys: pytest.CaptureFixture[str]) -> None:
+    import tomllib
+
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text("utf8"))["project"]
+    assert run(["doctor", "--json"]) == 0
+    record = json.loads(capsys.readouterr().out)
+    extras = set(project["optional-dependencies"]) - {"test", "check", "docs", "wheel"}
+    assert set(record["extras"]) == extras
+    assert len(record["packages"]) == len(project["dependencies"])
+
+
 def test_doctor_says_when_kernels_are_off() -> None:
     result = prunus_command("doctor", "--json", PRUNUS_NATIVE="0")
     assert "switched off" in json.loads(result.stdout)["kernels"]["select"]

@@ -4,23 +4,15 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from prunus.cli.options import Json
 
-PACKAGES = ("torch", "numpy", "scipy", "safetensors", "cyclopts", "rich", "plotly", "jinja2")
-EXTRAS = {
-    "dp-accounting": "private",
-    "opacus": "dp",
-    "flwr": "federated",
-    "ray": "cluster",
-    "onnx": "export",
-    "onnxruntime": "export",
-    "transformers": "transformers",
-    "tensorboard": "tensorboard",
-}
+DEVELOPERS = ("test", "check", "docs", "wheel")
+"""Extras for working on prunus itself; not shown."""
 
 
 def doctor(*, json: Json = False) -> None:
@@ -37,9 +29,8 @@ def doctor(*, json: Json = False) -> None:
     rows = [["prunus", record["prunus"]], ["python", record["python"]], ["processor", record["processor"]]]
     rows += [[name, version] for name, version in record["packages"].items()]
     rows += [[f"kernels {name}", level] for name, level in record["kernels"].items()]
-    rows += [
-        [f"{name} (extra {EXTRAS[name]})", version or "not installed"] for name, version in record["extras"].items()
-    ]
+    for extra, packages in record["extras"].items():
+        rows += [[f"{name} (extra {extra})", version or "not installed"] for name, version in packages.items()]
     rows += [["data folder", record["data"]]]
     print_table(["what", "here"], rows, left=(0, 1))
     for line in record["remarks"]:
@@ -50,7 +41,7 @@ def examine() -> dict[str, Any]:
     """The same as a record."""
     from prunus import __version__, native
 
-    kernels = native.status()
+    kernels, required = native.status(), requirements()
     remarks = []
     if any("not built" in level for level in kernels.values()):
         remarks.append("Some kernels were not built: install a C++ compiler and install prunus again to get them.")
@@ -61,12 +52,23 @@ def examine() -> dict[str, Any]:
         "prunus": __version__,
         "python": platform.python_version(),
         "processor": f"{_processor()}, {os.cpu_count()} cores, {' '.join(flags) or 'no vector instructions known'}",
-        "packages": {name: _version(name) for name in PACKAGES},
-        "extras": {name: _version(name) for name in EXTRAS},
+        "packages": required.get("", {}),
+        "extras": {extra: packages for extra, packages in required.items() if extra and extra not in DEVELOPERS},
         "kernels": {name.removeprefix("_"): level for name, level in kernels.items()},
         "data": os.environ.get("PRUNUS_DATA") or "PRUNUS_DATA is not set; digits travels with the package",
         "remarks": remarks,
     }
+
+
+def requirements() -> dict[str, dict[str, str | None]]:
+    """Extra -> package -> installed version, as the installed package declares them; the core is the extra ""."""
+    found: dict[str, dict[str, str | None]] = {"": {}}
+    for line in metadata.requires("prunus") or ():
+        name = re.match(r"[A-Za-z0-9._-]+", line)
+        extra = re.search(r"extra\s*==\s*['\"]([^'\"]+)", line)
+        if name:
+            found.setdefault(extra[1] if extra else "", {})[name[0]] = _version(name[0])
+    return found
 
 
 def _version(package: str) -> str | None:
