@@ -21,8 +21,8 @@ class PrunusError(Exception):
         >>> try:
         ...     prunus.models.make("resnet21")
         ... except prunus.PrunusError as error:
-        ...     print(str(error)[:36])
-        There is no network named 'resnet21'
+        ...     print(str(error)[:34])
+        There is no model named 'resnet21'
     """
 
 
