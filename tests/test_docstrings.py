@@ -18,8 +18,8 @@ import torch
 import prunus
 
 PENDING = {
-    "certificates", "contract", "data", "graph", "models", "operators", "private", "pruning", "recovery", "report", "select",
-    "sparse", "structure", "study", "tangent", "theory", "training",
+    "certificates", "contract", "data", "graph", "models", "operators", "private", "pruning", "recovery", "report",
+    "select", "sparse", "structure", "study", "tangent", "theory", "training",
 }  # fmt: skip
 """Rooms whose docstrings are not complete yet: their examples run, the other sections are not asked for."""
 
