@@ -3,6 +3,7 @@ from __future__ import annotations
 import copy
 import itertools
 import math
+import re
 
 import pytest
 import torch
@@ -23,18 +24,56 @@ def level(pattern: str) -> float:
     return {"2:4": 0.5, "1:4": 0.75}.get(pattern, 0.6)
 
 
+def nearest(share: float, count: int) -> int:
+    return math.floor(share * count + 0.5)
+
+
+def check_counts(pattern: str, mask: torch.Tensor, rows: torch.Tensor) -> None:
+    """The number of zeros a pattern promises, counted from the mask; `rows` is (outputs, taps, channels)."""
+    outputs, taps, channels = rows.shape
+    share, flat, zeros = level(pattern), rows.reshape(outputs, -1), int((~mask).sum())
+    if pattern == "unstructured":
+        assert zeros == nearest(share, mask.numel())
+    elif pattern == "channels":
+        dropped = ~flat.any(1)
+        assert int(dropped.sum()) == nearest(share, outputs)
+        assert zeros == int(dropped.sum()) * flat.shape[1]
+    elif pattern == "kernels":
+        slices = mask.flatten(2) if mask.dim() > 2 else mask[:, :, None]
+        assert int((~slices.any(2)).sum()) == nearest(share, slices.shape[0] * slices.shape[1])
+        assert zeros == int((~slices.any(2)).sum()) * slices.shape[2]
+    elif pattern.startswith("blocks"):
+        tiles = [flat[i : i + 4, j : j + 4] for i in range(0, outputs, 4) for j in range(0, flat.shape[1], 4)]
+        assert sum(not tile.any() for tile in tiles) == nearest(share, len(tiles))
+        assert zeros == sum(tile.numel() for tile in tiles if not tile.any())
+    else:
+        size = int(re.sub(r".*:", "", pattern))
+        segment = channels if channels >= size else taps * channels
+        banks = [bank for part in flat.split(segment, 1) for bank in part.split(size, 1)]
+        lost = [(~bank).sum(1) for bank in banks]
+        assert all(bool((each == each[0]).all()) for each in lost), "a bank loses equally many in every row"
+        if pattern.startswith("balanced"):
+            assert all(abs(int(each[0]) - share * bank.shape[1]) < 1 for each, bank in zip(lost, banks))
+            slack = 1 + math.log2(len(banks)) / 3
+            assert abs(int(sum(lost)[0]) - share * flat.shape[1]) <= slack
+        else:
+            keep = int(pattern[0])
+            assert all(int(bank[0].sum()) == math.ceil(bank.shape[1] * keep / size) for bank in banks)
+
+
 @pytest.mark.parametrize("kind", list(MAKERS))
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_every_kind_of_layer_and_pattern(kind: str, pattern: str) -> None:
     model, inputs, _ = network(kind)
     before = copy.deepcopy(model.state_dict())
-    narrow = kind in ("3-d", "depthwise") and pattern in ("balanced:16",)
     masks = prunus.find_masks(
         model, level(pattern), pattern=pattern, exclude=("head",) if "head.weight" in before else ()
     )
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert set(masks) == {n for n in prunable_weights(model) if not n.startswith("head")}
-    assert masks.sparsity == pytest.approx(level(pattern), abs=0.15 if narrow else 0.12)
+    for name, weight in prunable_weights(model).items():
+        if name in masks:
+            check_counts(pattern, masks[name], weight.rows(masks[name]))
     masks.apply_(model)
     assert torch.isfinite(model(inputs)).all()
 

@@ -62,12 +62,13 @@ def test_full_scale_presets_start(name: str) -> None:
 
 
 @pytest.mark.prove
-@pytest.mark.parametrize("name", ["imagenet-resnet34-iterand", "imagenet-resnet50-edge-popup"] if PROVING else [])
+@pytest.mark.parametrize("name", ["imagenet-resnet34-iterand", *(["imagenet-resnet50-edge-popup"] if PROVING else [])])
 def test_imagenet_presets_start_on_a_data_set_of_ones_own(name: str, tmp_path: Path) -> None:
-    """Two steps on eight images of the right size, from the command line: ImageNet itself does not come with Prunus."""
+    """Two steps, from the command line: ImageNet does not come with Prunus. `make prove` takes the right size."""
+    images, size = (8, 224) if PROVING else (2, 64)
     (tmp_path / "mine.py").write_text(
         "import torch\nfrom torch.utils.data import TensorDataset\n"
-        "dataset = TensorDataset(torch.randn(8, 3, 224, 224), torch.randint(1000, (8,)))\n"
+        f"dataset = TensorDataset(torch.randn({images}, 3, {size}, {size}), torch.randint(1000, ({images},)))\n"
     )
     options = ["--preset", name, "--data", "mine:dataset", "--length", "2it", "-o", str(tmp_path / "out"), "--json"]
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
