@@ -4,6 +4,7 @@ from prunus import certificates as certificates
 from prunus import contract as contract
 from prunus import data as data
 from prunus import errors as errors
+from prunus import graph as graph
 from prunus import models as models
 from prunus import operators as operators
 from prunus import private as private
