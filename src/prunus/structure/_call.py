@@ -1,0 +1,62 @@
+"""An example input, and how a model is called with it."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from prunus.errors import BadInput, first_line
+
+
+@dataclass(frozen=True, eq=False)
+class Example:
+    """Arguments for one call of a model."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+def example_for(model: nn.Module, given: Any) -> Example:
+    """Arguments from a tensor, a tuple of them, or a mapping by name; caches of generated text are switched off."""
+    if given is None:
+        raise BadInput("shrink needs an example input: give example=, a tensor, a tuple, or a dictionary by name.")
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    if isinstance(given, Mapping):
+        args, kwargs = (), dict(given)
+    elif isinstance(given, (tuple, list)):
+        args, kwargs = tuple(given), {}
+    else:
+        args, kwargs = (given,), {}
+    if not any(isinstance(value, Tensor) for value in pytree.tree_leaves((args, kwargs))):
+        raise BadInput(f"The example holds no tensor; give what the model is called with, not {type(given).__name__}.")
+    if "use_cache" not in kwargs and "use_cache" in inspect.signature(model.forward).parameters:
+        kwargs["use_cache"] = False
+    return Example(args, kwargs)
+
+
+def outputs(model: nn.Module, example: Example) -> list[Tensor]:
+    """All tensors a call returns."""
+    with torch.no_grad():
+        result = model(*example.args, **example.kwargs)
+    if isinstance(result, Mapping):
+        result = dict(result)
+    return [value for value in pytree.tree_leaves(result) if isinstance(value, Tensor)]
+
+
+def export(model: nn.Module, example: Example) -> torch.export.ExportedProgram:
+    """The operators of one call."""
+    try:
+        with torch.no_grad():
+            return torch.export.export(model, example.args, example.kwargs, strict=False)
+    except Exception as error:
+        raise BadInput(
+            f"The model's operators cannot be read with this example: {first_line(error).rstrip('.')}. "
+            "Check that the model runs on the example; code that depends on values of tensors cannot be read."
+        ) from error

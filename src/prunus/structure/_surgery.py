@@ -1,0 +1,334 @@
+"""Cut the tensors of a model, set the sizes its modules remember, and compare with the masked original.
+
+Sizes are remembered in two ways. Modules of torch have known attributes (`in_features`, `groups`). Other modules keep
+whole numbers that their code reads (`num_heads`, `split_size`): those equal to a size that changes in the module's own
+operators are candidates. Where a number could mean a size that stays as well, both are tried; the run decides.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from prunus.contract import Masks
+from prunus.errors import BadInput, first_line
+from prunus.structure._call import Example, outputs
+from prunus.structure._labels import Array, Labels
+from prunus.structure.groups import Coupling, padding_attribute
+from prunus.weights import plain_names
+
+_TRIES = 64
+_SIZES: dict[type[nn.Module], dict[str, tuple[str, int]]] = {
+    nn.Linear: {"in_features": ("weight", 1), "out_features": ("weight", 0)},
+    nn.modules.batchnorm._NormBase: {"num_features": ("running_mean", 0)},
+    nn.GroupNorm: {"num_channels": ("weight", 0)},
+    nn.Embedding: {"embedding_dim": ("weight", 1)},
+    nn.RNNBase: {"input_size": ("weight_ih_l0", 1), "hidden_size": ("weight_hh_l0", 1)},
+}
+_OWN = (nn.Linear, nn.modules.conv._ConvNd, nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm, nn.Embedding)
+
+
+@dataclass(frozen=True)
+class Edit:
+    """One attribute of one module that changes."""
+
+    module: str
+    attribute: str
+    value: Any
+
+
+def cut(model: nn.Module, coupling: Coupling, stays: Array) -> None:
+    """Shorten every parameter and buffer of `model`, in place; shared tensors stay shared."""
+    first: dict[int, str] = {}
+    new: dict[int, Tensor] = {}
+    for name, value in _tensors(model):
+        first.setdefault(id(value), name)
+    for module in model.modules():
+        for table in (module._parameters, module._buffers):
+            for key, value in [(key, value) for key, value in table.items() if value is not None]:
+                name = first[id(value)]
+                if id(value) not in new:
+                    new[id(value)] = _shortened(value, coupling.walk.tensors.get(name), coupling, stays)
+                if new[id(value)] is not value:
+                    # Recurrent modules keep a second list of their weights, which only setattr brings up to date.
+                    setattr(module, key, new[id(value)])
+
+
+def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    yield from model.named_parameters(remove_duplicate=False)
+    yield from model.named_buffers(remove_duplicate=False)
+
+
+def _shortened(value: Tensor, labels: Labels | None, coupling: Coupling, stays: Array) -> Tensor:
+    short = value.detach()
+    for block in labels.blocks if labels is not None else ():
+        kept = coupling.of_atoms(stays, block.atoms)
+        if not kept.all():
+            short = short.index_select(block.dims[0], torch.from_numpy(np.flatnonzero(kept)).to(short.device))
+    if short.shape == value.shape:
+        return value
+    if isinstance(value, nn.Parameter):
+        return nn.Parameter(short.contiguous(), requires_grad=value.requires_grad)
+    return short.contiguous()
+
+
+def masks_of(model: nn.Module, coupling: Coupling, stays: Array) -> Masks:
+    """The same choice as masks: rows and columns of removed units are zero in every weight."""
+    plain = plain_names([name for name, _ in model.named_parameters(remove_duplicate=False)])
+    masks = {}
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    for name in dict.fromkeys(p.weight for p in coupling.walk.products if p.weight in parameters):
+        assert name is not None
+        mask = torch.ones(parameters[name].shape, dtype=torch.bool)
+        for block in coupling.walk.tensors[name].blocks:
+            kept = torch.from_numpy(coupling.of_atoms(stays, block.atoms))
+            mask &= kept.reshape([-1 if dim == block.dims[0] else 1 for dim in range(mask.ndim)])
+        if not bool(mask.all()):
+            masks[plain[name]] = mask
+    return Masks.adopt(masks, {"pattern": "channels", "from": "shrink"})
+
+
+# ---------------------------------------------------------------------------------------------------------- attributes
+
+
+def known_edits(model: nn.Module, coupling: Coupling, stays: Array) -> list[Edit]:
+    """What torch's own modules remember, from the tensors they hold after the cut."""
+    edits = []
+    for name, module in model.named_modules():
+        for kind, sizes in _SIZES.items():
+            if isinstance(module, kind):
+                for attribute, (tensor, dim) in sizes.items():
+                    held = getattr(module, tensor, None)
+                    if isinstance(held, Tensor) and getattr(module, attribute) != held.shape[dim]:
+                        edits.append(Edit(name, attribute, int(held.shape[dim])))
+        if isinstance(module, nn.LayerNorm) and module.weight is not None:
+            if tuple(module.normalized_shape) != tuple(module.weight.shape):
+                edits.append(Edit(name, "normalized_shape", tuple(module.weight.shape)))
+        elif type(module).__name__ == "Conv1D" and hasattr(module, "nf"):
+            edits += [Edit(name, "nf", int(module.weight.shape[1])), Edit(name, "nx", int(module.weight.shape[0]))]
+    return edits + _convolution_edits(model, coupling, stays) + _norm_edits(model, coupling, stays)
+
+
+def _convolution_edits(model: nn.Module, coupling: Coupling, stays: Array) -> list[Edit]:
+    edits = []
+    for product in coupling.walk.products:
+        if product.weight is None or not product.site.name.startswith("conv"):
+            continue
+        name = product.weight.rpartition(".")[0]
+        module = model.get_submodule(name)
+        if not isinstance(module, nn.modules.conv._ConvNd):
+            continue
+        groups = module.groups
+        per_group = module.in_channels // groups
+        if groups > 1 and groups >= per_group:
+            kept = coupling.of_atoms(stays, product.blocks[0].reshape(-1))
+            groups = int(kept.sum()) // per_group
+        transposed = bool(module.transposed)
+        inner, outer = module.weight.shape[int(not transposed)], module.weight.shape[int(transposed)]
+        inputs, outs = (inner, outer * groups) if transposed else (inner * groups, outer)
+        wanted = {"in_channels": int(inputs), "out_channels": int(outs), "groups": groups}
+        edits += [Edit(name, key, value) for key, value in wanted.items() if getattr(module, key) != value]
+    return edits
+
+
+def _norm_edits(model: nn.Module, coupling: Coupling, stays: Array) -> list[Edit]:
+    """Group norms lose whole groups; a batch norm without statistics has nothing that shows its size."""
+    edits = []
+    for site, labels in coupling.walk.values:
+        if site.name not in ("group_norm", "batch_norm", "instance_norm"):
+            continue
+        module = model.get_submodule(site.module)
+        for block in labels.blocks:
+            if block.dims != (1,):
+                continue
+            kept = int(coupling.of_atoms(stays, block.atoms).sum())
+            if isinstance(module, nn.GroupNorm) and site.name == "group_norm":
+                size = block.atoms.size // module.num_groups
+                edits += [Edit(site.module, "num_groups", kept // size), Edit(site.module, "num_channels", kept)]
+            elif isinstance(module, nn.modules.batchnorm._NormBase):
+                edits.append(Edit(site.module, "num_features", kept))
+    return edits
+
+
+def padding_edits(model: nn.Module, coupling: Coupling, stays: Array) -> list[Edit]:
+    edits = []
+    for site, amounts, made in coupling.walk.paddings:
+        attribute = padding_attribute(model, site.module, amounts)
+        counts = [int(coupling.of_atoms(stays, atoms).sum()) for atoms in made]
+        whole = [atoms.size for atoms in made]
+        if attribute is None or counts == whole or len(made) != 2:
+            continue
+        at = next(i for i in range(0, len(amounts), 2) if [amounts[i], amounts[i + 1]] == whole)
+        value = [*amounts[:at], *counts, *amounts[at + 2 :]]
+        kind = type(getattr(model.get_submodule(site.module), attribute))
+        edits.append(Edit(site.module, attribute, kind(value)))
+    return edits
+
+
+@dataclass(frozen=True)
+class Guess:
+    """Whole numbers of a class of modules that may be a size that changes: by module, the new value."""
+
+    kind: str
+    attribute: str
+    values: tuple[Edit, ...]
+    certain: bool
+
+
+def guesses(model: nn.Module, coupling: Coupling, stays: Array) -> list[Guess]:
+    """Attributes of modules that are not torch's own, equal to a size that changes in their operators."""
+    changes: dict[str, dict[int, set[int]]] = {}
+    for site, labels in coupling.walk.values:
+        table = changes.setdefault(site.module, {})
+        for dim, size in enumerate(labels.shape):
+            table.setdefault(size, set()).add(_size_after(coupling, labels, dim, stays))
+    found: dict[tuple[str, str], list[tuple[Edit, bool]]] = {}
+    for path, table in changes.items():
+        module = model.get_submodule(path)
+        if isinstance(module, (*_OWN, nn.RNNBase)):
+            continue
+        for attribute, value in vars(module).items():
+            if not isinstance(value, int) or isinstance(value, bool) or attribute.startswith("_"):
+                continue
+            new = table.get(value, set()) - {value}
+            if value > 1 and new:
+                key = (type(module).__qualname__, attribute)
+                certain = len(table[value]) == 1
+                found.setdefault(key, []).append((Edit(path, attribute, min(new)), certain))
+    return [
+        Guess(kind, attribute, tuple(edit for edit, _ in edits), all(certain for _, certain in edits))
+        for (kind, attribute), edits in found.items()
+    ]
+
+
+def _size_after(coupling: Coupling, labels: Labels, dim: int, stays: Array) -> int:
+    size = labels.shape[dim]
+    for block in labels.touching([dim]):
+        kept = coupling.of_atoms(stays, block.atoms)
+        others = tuple(axis for axis, other in enumerate(block.dims) if other != dim)
+        size = min(size, int(kept.any(others).sum()))
+    return size
+
+
+def apply_edits(model: nn.Module, edits: list[Edit]) -> None:
+    for edit in edits:
+        setattr(model.get_submodule(edit.module), edit.attribute, edit.value)
+
+
+# ----------------------------------------------------------------------------------------------------------- together
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A shrunk model with what was changed in it, and how far its outputs are from the masked original's."""
+
+    model: nn.Module
+    edits: tuple[Edit, ...]
+    difference: float
+
+
+def operate(
+    model: nn.Module,
+    coupling: Coupling,
+    stays: Array,
+    example: Example,
+    tolerance: float = 1e-4,
+    decided: Mapping[tuple[str, str], bool] | None = None,
+) -> tuple[Cut, dict[tuple[str, str], bool]]:
+    """A smaller copy of `model`, run and compared with the masked original; raises `BadInput` if none is equal.
+
+    Returns the cut and which guessed attributes were changed, so that a second cut need not search again.
+    """
+    masked = masks_of(model, coupling, stays).apply_(copy.deepcopy(model).eval())
+    expected = outputs(masked, example) if coupling.walk.exact else None
+    del masked
+    short = copy.deepcopy(model)
+    padding = padding_edits(short, coupling, stays)
+    unsure = guesses(short, coupling, stays)
+    cut(short, coupling, stays)
+    sure = known_edits(short, coupling, stays) + padding
+    apply_edits(short, sure)
+    before = {(g.kind, g.attribute): [_held(short, edit) for edit in g.values] for g in unsure}
+    problem = ""
+    for choice in _choices(unsure, decided):
+        edits = []
+        for guess, change in zip(unsure, choice):
+            old = before[guess.kind, guess.attribute]
+            edits += (
+                list(guess.values) if change else [Edit(e.module, e.attribute, o) for e, o in zip(guess.values, old)]
+            )
+        apply_edits(short, edits)
+        try:
+            difference = _difference(short, example, expected)
+        except (RuntimeError, ValueError, IndexError, TypeError, AssertionError, ZeroDivisionError) as error:
+            problem = problem or _place(error, short)
+            continue
+        if difference <= tolerance:
+            made = [e for g, change in zip(unsure, choice) if change for e in g.values]
+            answer = {(g.kind, g.attribute): bool(change) for g, change in zip(unsure, choice)}
+            return Cut(short, (*sure, *made), difference), answer
+        problem = problem or f"its outputs are {difference:.2g} away from the masked original's"
+    raise BadInput(f"The smaller model does not run as it should: {problem}.")
+
+
+def _held(model: nn.Module, edit: Edit) -> Any:
+    return getattr(model.get_submodule(edit.module), edit.attribute)
+
+
+def _choices(unsure: list[Guess], decided: Mapping[tuple[str, str], bool] | None) -> Iterator[tuple[bool, ...]]:
+    if decided is not None and all((g.kind, g.attribute) in decided for g in unsure):
+        yield tuple(decided[g.kind, g.attribute] for g in unsure)
+        return
+    start = [guess.certain for guess in unsure]
+    order = sorted(range(len(unsure)), key=lambda at: unsure[at].certain)
+    tried = 0
+    for number in range(len(unsure) + 1):
+        for flipped in itertools.combinations(order, number):
+            yield tuple(value != (at in flipped) for at, value in enumerate(start))
+            tried += 1
+            if tried >= _TRIES:
+                return
+
+
+def _difference(model: nn.Module, example: Example, expected: list[Tensor] | None) -> float:
+    """Largest difference to the expected outputs, relative to the largest of them."""
+    training = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        found = outputs(model, example)
+    finally:
+        for module, flag in training:
+            module.training = flag
+    if expected is None:
+        return 0.0 if all(bool(each.isfinite().all()) for each in found) else float("inf")
+    if len(found) != len(expected) or any(a.shape != b.shape for a, b in zip(found, expected)):
+        return float("inf")
+    worst = 0.0
+    for a, b in zip(found, expected):
+        if a.numel() and a.is_floating_point():
+            scale = max(float(b.abs().nan_to_num().max()), 1e-30)
+            gap = float((a - b).abs().max()) / scale
+            worst = max(worst, gap if gap == gap else float("inf"))
+    return worst
+
+
+def _place(error: Exception, model: nn.Module) -> str:
+    """Where in the model's own code an error came from."""
+    names = {id(module): name for name, module in model.named_modules()}
+    place = ""
+    trace = error.__traceback__
+    while trace is not None:
+        held = trace.tb_frame.f_locals.get("self")
+        if isinstance(held, nn.Module) and id(held) in names and not type(held).__module__.startswith("torch.nn."):
+            code = trace.tb_frame.f_code
+            place = f"{names[id(held)] or type(held).__name__} ({code.co_qualname}, line {trace.tb_lineno})"
+        trace = trace.tb_next
+    where = f"the code of {place} fixes a size: " if place else ""
+    return f"{where}{first_line(error).rstrip('.')}"
