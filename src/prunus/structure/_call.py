@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from prunus.errors import BadInput, first_line
+from prunus.errors import BadInput
 
 
 @dataclass(frozen=True, eq=False)
@@ -20,6 +20,11 @@ class Example:
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
+
+    @property
+    def whole(self) -> Any:
+        """In the form that `prunus.graph.read` takes."""
+        return self.kwargs if not self.args else self.args
 
 
 def example_for(model: nn.Module, given: Any) -> Example:
@@ -36,6 +41,8 @@ def example_for(model: nn.Module, given: Any) -> Example:
         args, kwargs = (given,), {}
     if not any(isinstance(value, Tensor) for value in pytree.tree_leaves((args, kwargs))):
         raise BadInput(f"The example holds no tensor; give what the model is called with, not {type(given).__name__}.")
+    if args and kwargs:
+        raise BadInput("The example mixes positional and named arguments; give all of them by name.")
     if "use_cache" not in kwargs and "use_cache" in inspect.signature(model.forward).parameters:
         kwargs["use_cache"] = False
     return Example(args, kwargs)
@@ -48,15 +55,3 @@ def outputs(model: nn.Module, example: Example) -> list[Tensor]:
     if isinstance(result, Mapping):
         result = dict(result)
     return [value for value in pytree.tree_leaves(result) if isinstance(value, Tensor)]
-
-
-def export(model: nn.Module, example: Example) -> torch.export.ExportedProgram:
-    """The operators of one call."""
-    try:
-        with torch.no_grad():
-            return torch.export.export(model, example.args, example.kwargs, strict=False)
-    except Exception as error:
-        raise BadInput(
-            f"The model's operators cannot be read with this example: {first_line(error).rstrip('.')}. "
-            "Check that the model runs on the example; code that depends on values of tensors cannot be read."
-        ) from error

@@ -1,8 +1,8 @@
 """Which indices of a model's tensors must leave together.
 
 Every index of a dimension carries an *atom*, a whole number. `Labels` are the atoms of one tensor: a list of blocks,
-each an array of atoms over one or several dimensions. A block over two dimensions, say (heads, head size), says that the
-atom depends on both; that is how a dimension that was split by a reshape keeps its labels exactly.
+each an array of atoms over one or several dimensions. A block over two dimensions, say (heads, head size), says that
+the atom depends on both; that is how a dimension that was split by a reshape keeps its labels exactly.
 
 Operators add edges between atoms ("if one leaves, so does the other") or pin them ("cannot leave"). After the walk
 over the graph the connected components are what can be removed: `Atoms.classes`.

@@ -51,9 +51,8 @@ def _pointwise(walk: Walk, site: Site, args: Sequence[Any], kwargs: Mapping[str,
 def _unknown(walk: Walk, site: Site, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Result:
     for labels in tensors(args, kwargs):
         walk.pinned(labels, range(labels.ndim), f"{site.reason}, an operator without a rule")
-    return pytree.tree_map(
-        lambda value: Labels(tuple(value.shape)) if isinstance(value, torch.Tensor) else None, site.node.meta.get("val")
-    )
+    results = [Labels(shape) for shape in site.shapes]
+    return results if site.several else results[0] if results else None
 
 
 for _name in (
@@ -144,7 +143,7 @@ def _select(walk: Walk, site: Site, args: Sequence[Any], kwargs: Mapping[str, An
 @rule("split", "split_with_sizes", "chunk", "tensor_split", "unsafe_split", "unsafe_chunk")
 def _split(walk: Walk, site: Site, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Result:
     dim = kwargs.get("dim", args[2] if len(args) > 2 else 0) % args[0].ndim
-    ends = np.cumsum([0, *[int(value.shape[dim]) for value in site.node.meta["val"]]])
+    ends = np.cumsum([0, *[shape[dim] for shape in site.shapes]])
     parts = [np.arange(a, b) for a, b in itertools.pairwise(ends)]
     return [_moves.take(walk.atoms, args[0], dim, part, drop=False, reason=site.reason) for part in parts]
 
@@ -181,7 +180,7 @@ _MOVES = ("roll", "flip", "pixel_shuffle", "pixel_unshuffle", "channel_shuffle",
 
 @rule(*_MOVES, "unfold", "movedim", "moveaxis", "diagonal", "rot90", "swapdims", "unsafe_view")
 def _laid_out(walk: Walk, site: Site, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Result:
-    target: Any = site.node.target
+    target: Any = site.node.function
     return _moves.laid_out(args[0], lambda full: target(full, *args[1:], **kwargs))
 
 
@@ -223,12 +222,11 @@ def _reduce(walk: Walk, site: Site, args: Sequence[Any], kwargs: Mapping[str, An
         rest = walk.pinned(rest, dims, site.reason)
     else:
         rest = walk.pinned(labels, dims, site.reason)
-    first = site.node.meta["val"]
-    result = rest if (isinstance(first, torch.Tensor) and first.ndim == labels.ndim) else rest.without(dims)
+    result = rest if len(site.shape) == labels.ndim else rest.without(dims)
     if result is rest:
         shape = tuple(1 if dim in dims else size for dim, size in enumerate(labels.shape))
         result = Labels(shape, rest.blocks, rest.free)
-    return result if isinstance(first, torch.Tensor) else [result, result]
+    return [result, result] if site.several else result
 
 
 @rule("softmax", "_softmax", "log_softmax", "_log_softmax", "cumsum", "cumprod", "glu_norm", "normalize")
@@ -242,13 +240,11 @@ _POOLS = ("max_pool", "avg_pool", "adaptive_avg_pool", "adaptive_max_pool")
 @rule(*[f"{name}{n}d" for name in _POOLS for n in (1, 2, 3)], "max_pool2d_with_indices", "_adaptive_avg_pool2d")
 @rule("upsample_nearest2d", "upsample_bilinear2d", "upsample_bicubic2d", "upsample_nearest1d", "upsample_linear1d")
 def _pool(walk: Walk, site: Site, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Result:
-    result = site.node.meta["val"]
-    first = result if isinstance(result, torch.Tensor) else result[0]
-    sides = sum(a != b for a, b in zip(first.shape, args[0].shape))
+    sides = sum(a != b for a, b in zip(site.shape, args[0].shape))
     fixed = 2 if "2d" in site.name else 3 if "3d" in site.name else 1
     rest = walk.pinned(args[0], range(-max(fixed, sides), 0), site.reason)
-    labels = Labels(tuple(int(size) for size in first.shape), rest.blocks)
-    return labels if isinstance(result, torch.Tensor) else [labels, labels]
+    labels = Labels(site.shape, rest.blocks)
+    return [labels, labels] if site.several else labels
 
 
 @rule("glu")

@@ -174,7 +174,7 @@ def _per_channel(walk: Walk, site: Site, x: Labels, vectors: Sequence[Any]) -> L
 @rule("batch_norm", "instance_norm", "_native_batch_norm_legit_no_training", "native_batch_norm", "cudnn_batch_norm")
 def _batch_norm(walk: Walk, site: Site, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Result:
     out = _per_channel(walk, site, args[0], args[1:5])
-    return out if not isinstance(site.node.meta["val"], (tuple, list)) else [out, Labels(()), Labels(())]
+    return [out, Labels(()), Labels(())] if site.several else out
 
 
 @rule("group_norm")
@@ -195,7 +195,7 @@ def _layer_norm(walk: Walk, site: Site, args: Sequence[Any], kwargs: Mapping[str
     if walk.exact:
         x = walk.pinned(x, range(x.ndim - len(args[1]), x.ndim), site.reason)
     out = walk.pointwise(site, [x, *[value for value in args[2:4] if isinstance(value, Labels)]], x.shape)
-    return out if not isinstance(site.node.meta["val"], (tuple, list)) else [out, Labels(()), Labels(())]
+    return [out, Labels(()), Labels(())] if site.several else out
 
 
 # ----------------------------------------------------------------------------------- embeddings, attention, recurrence
@@ -264,7 +264,7 @@ def _recurrent(walk: Walk, site: Site, args: Sequence[Any], kwargs: Mapping[str,
         flat = np.concatenate(outs)
         inputs = Labels((*inputs.shape[:-1], flat.size), (Block((last,), flat),))
     walk.recurrent.append((site.module, [out for outs in units for out in outs]))
-    shapes = [tuple(int(size) for size in value.shape) for value in site.node.meta["val"]]
+    shapes = site.shapes
     cells = np.stack([out for outs in units for out in outs])
     finals = []
     for shape in shapes[1:]:

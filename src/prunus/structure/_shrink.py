@@ -13,8 +13,9 @@ from torch import Tensor, nn
 
 from prunus.contract import Masks
 from prunus.errors import BadInput, UnknownName
+from prunus.graph import read
 from prunus.structure import _surgery, costs
-from prunus.structure._call import Example, example_for, export
+from prunus.structure._call import Example, example_for
 from prunus.structure._labels import Array
 from prunus.structure._walk import walk
 from prunus.structure.allocations import ALLOCATIONS, best
@@ -81,7 +82,7 @@ def find_removal(
     fraction = _check(fraction, measure, multiple)
     work = copy.deepcopy(model).eval()
     given = example_for(work, example)
-    seen = walk(export(work, given), work, exact=exact)
+    seen = walk(read(work, given.whole, dynamic_batch=False), exact=exact)
     coupling = find_groups(seen, work, named=_globs(embeddings), exclude=_globs(exclude))
     score = score or "magnitude"
     allocation = allocation or "uniform"

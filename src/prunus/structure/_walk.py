@@ -1,21 +1,20 @@
 """One walk over a model's operators: labels for every value, and what multiplies what.
 
-`Walk` visits the operators that `torch.export` gives for one example. Each operator has a rule (`_rules.py`); pointwise
-operators are known by torch's own tag, everything else that has no rule pins what it reads. The walk keeps the labels
-of the parameters and of all values, and a record of every product with its number of multiply-adds.
+`Walk` visits the operators that `prunus.graph.read` gives for one example. Each operator has a rule (`_rules.py`);
+pointwise operators are known by torch's own tag, everything else that has no rule pins what it reads. The walk keeps
+the labels of the parameters and of all values, and a record of every product with its number of multiply-adds.
 """
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
-from torch import Tensor, fx, nn
-from torch.utils import _pytree as pytree
+from torch import Tensor, nn
 
+from prunus.graph import Graph, Node
+from prunus.graph._nodes import replaced
 from prunus.structure._labels import Array, Atoms, Block, Labels, broadcast, pin, unify
 
 Result = Any  # Labels, or a list of them, or None for what is no tensor
@@ -24,11 +23,15 @@ Rule = Callable[["Walk", "Site", Sequence[Any], Mapping[str, Any]], Result]
 
 @dataclass(frozen=True, eq=False)
 class Site:
-    """One operator: its node, its name ("linear"), and the module whose forward holds it."""
+    """One operator of the graph and its short name ("linear")."""
 
-    node: fx.Node
+    node: Node
     name: str
-    module: str
+
+    @property
+    def module(self) -> str:
+        """The module whose forward holds it."""
+        return self.node.module
 
     @property
     def reason(self) -> str:
@@ -36,7 +39,18 @@ class Site:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return _shape(self.node.meta.get("val"))
+        """The shape of the (first) result."""
+        return self.node.specs[0].shape if self.node.specs else ()
+
+    @property
+    def shapes(self) -> list[tuple[int, ...]]:
+        return [spec.shape for spec in self.node.specs]
+
+    @property
+    def several(self) -> bool:
+        """Whether the result is a tuple or list of tensors."""
+        returns = getattr(self.node.function, "_schema").returns  # noqa: B009
+        return len(returns) > 1 or "List" in str(returns[0].type)
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,8 +83,8 @@ class Walk:
     named_only: list[tuple[str, Array]] = field(default_factory=list)  # token embeddings: (tensor, atoms)
     paddings: list[tuple[Site, tuple[int, ...], list[Array]]] = field(default_factory=list)
     recurrent: list[tuple[str, list[Array]]] = field(default_factory=list)
-    names: dict[fx.Node, str] = field(default_factory=dict)
-    constant: set[fx.Node] = field(default_factory=set)
+    names: dict[Node, str] = field(default_factory=dict)
+    constant: set[Node] = field(default_factory=set)
 
     def tensor(self, name: str, value: Tensor) -> Labels:
         """Labels of a parameter or buffer: own atoms along every dimension."""
@@ -93,104 +107,55 @@ class Walk:
         return pin(self.atoms, labels, dims, reason)
 
 
-def walk(program: torch.export.ExportedProgram, model: nn.Module, *, exact: bool = True) -> Walk:
-    """Visit every operator of an exported model."""
+def walk(graph: Graph, *, exact: bool = True) -> Walk:
+    """Visit every operator of a graph that was read for one example (`read(..., dynamic_batch=False)`)."""
     found = Walk(exact=exact)
-    signature = program.graph_signature
-    own = {**dict(model.named_parameters(remove_duplicate=False)), **dict(model.named_buffers(remove_duplicate=False))}
-    first: dict[int, str] = {}
-    for key, value in own.items():
-        first.setdefault(id(value), key)
-    targets = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
-    values: dict[fx.Node, Result] = {}
-    for node in program.graph.nodes:
-        if node.op != "placeholder":
-            continue
-        name: str | None = targets.get(node.name)
-        if name is not None and name in own and name not in signature.non_persistent_buffers:
-            name = first[id(own[name])]
-            values[node] = found.tensor(name, own[name])
-            found.names[node] = name
+    passing = _non_persistent(graph.model)
+    values: dict[Node, Result] = {}
+    for node in graph.nodes:
+        if node.kind == "call":
+            values[node] = _called(found, node, values)
+        elif node.kind in ("parameter", "buffer") and node.target not in passing and node.tensor is not None:
+            values[node] = found.tensor(node.target, node.tensor)
+            found.names[node] = node.target
             found.constant.add(node)
         else:
-            shape = _shape(node.meta.get("val"))
-            values[node] = Labels(shape) if isinstance(node.meta.get("val"), Tensor) else None
-            if node.name in signature.inputs_to_lifted_tensor_constants:
+            values[node] = Labels(node.shape)
+            if node.kind != "input":
                 found.constant.add(node)
-    _visit(found, program.graph_module, values)
+    for result in graph.outputs:
+        if isinstance(result, Node) and isinstance(values[result], Labels):
+            labels = values[result]
+            pin(found.atoms, labels, range(labels.ndim), "an output of the model")
     return found
 
 
-def _visit(found: Walk, graph: fx.GraphModule, values: dict[fx.Node, Result]) -> Result:
+def _called(found: Walk, node: Node, values: dict[Node, Result]) -> Result:
     from prunus.structure._rules import rule_for
 
-    for node in graph.graph.nodes:
-        if node.op == "get_attr":
-            value = _attribute(graph, str(node.target))
-            values[node] = Labels(tuple(value.shape)) if isinstance(value, Tensor) else value
-            found.constant.add(node)
-        elif node.op == "call_function":
-            site = Site(node, _name(node), _module(node))
-            args, kwargs = pytree.tree_map_only(fx.Node, values.__getitem__, (list(node.args), dict(node.kwargs)))
-            if node.target is operator.getitem:
-                values[node] = args[0][args[1]]
-            elif isinstance(node.target, torch._ops.HigherOrderOperator):
-                values[node] = _inline(found, site, node, args)
-            else:
-                values[node] = rule_for(node.target, site.name)(found, site, args, kwargs)
-            inputs = node.all_input_nodes
-            if (inputs and all(each in found.constant for each in inputs)) or site.name in ("arange", "full"):
-                found.constant.add(node)
-            for labels in values[node] if isinstance(values[node], (list, tuple)) else [values[node]]:
-                if isinstance(labels, Labels):
-                    found.values.append((site, labels))
-        elif node.op == "output":
-            results = pytree.tree_map_only(fx.Node, values.__getitem__, node.args[0])
-            if graph.graph.find_nodes(op="placeholder") and node.graph.owning_module is not None and not _inner(graph):
-                for labels in pytree.tree_leaves(results):
-                    if isinstance(labels, Labels):
-                        pin(found.atoms, labels, range(labels.ndim), "an output of the model")
-            return results
-    return None
+    site = Site(node, _name(node))
+    args = replaced(node.args, values.__getitem__)
+    kwargs = replaced(node.kwargs, values.__getitem__)
+    result = args[0][args[1]] if node.op == "getitem" else rule_for(node.function, site.name)(found, site, args, kwargs)
+    if (node.inputs and all(each in found.constant for each in node.inputs)) or site.name in ("arange", "full"):
+        found.constant.add(node)
+    for labels in result if isinstance(result, (list, tuple)) else [result]:
+        if isinstance(labels, Labels) and node.op != "getitem":
+            found.values.append((site, labels))
+    return result
 
 
-def _inner(graph: fx.GraphModule) -> bool:
-    return bool(graph.meta.get("prunus_inner"))
+def _non_persistent(model: nn.Module) -> set[str]:
+    """Buffers that are constants of the code (tables of positions), not part of the state."""
+    return {
+        f"{path}.{name}" if path else name
+        for path, module in model.named_modules()
+        for name in module._non_persistent_buffers_set
+    }
 
 
-def _inline(found: Walk, site: Site, node: fx.Node, args: Sequence[Any]) -> Result:
-    """A region under `no_grad` or autocast is a graph of its own: visit it in place."""
-    graphs = [value for value in args if isinstance(value, fx.GraphModule)]
-    if len(graphs) != 1:
-        for labels in pytree.tree_leaves(args):
-            if isinstance(labels, Labels):
-                pin(found.atoms, labels, range(labels.ndim), site.reason)
-        return pytree.tree_map(lambda value: Labels(_shape(value)), node.meta.get("val"))
-    inputs = args[list(args).index(graphs[0]) + 1 :]
-    graphs[0].meta["prunus_inner"] = True
-    holes = [each for each in graphs[0].graph.nodes if each.op == "placeholder"]
-    return _visit(found, graphs[0], dict(zip(holes, inputs)))
-
-
-def _attribute(graph: nn.Module, target: str) -> Any:
-    value: Any = graph
-    for part in target.split("."):
-        value = getattr(value, part)
-    return value
-
-
-def _shape(value: object) -> tuple[int, ...]:
-    return tuple(int(size) for size in value.shape) if isinstance(value, Tensor) else ()
-
-
-def _name(node: fx.Node) -> str:
-    """ "linear" for aten.linear.default, and the same for operators that work in place."""
-    schema = getattr(node.target, "_schema", None)
-    name = schema.name.rpartition("::")[2] if schema is not None else str(getattr(node.target, "__name__", node.target))
+def _name(node: Node) -> str:
+    """linear for aten.linear.default."""
+    schema = getattr(node.function, "_schema", None)
+    name = schema.name.rpartition("::")[2] if schema is not None else node.op
     return name if name.startswith("__") else name.rstrip("_")
-
-
-def _module(node: fx.Node) -> str:
-    stack = node.meta.get("nn_module_stack") or {}
-    path = list(stack.values())[-1][0] if stack else ""
-    return path if isinstance(path, str) else ""

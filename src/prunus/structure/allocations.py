@@ -101,9 +101,9 @@ def reach(coupling: Coupling, scores: Sequence[Array], cost: Cost, counts: Count
         blocked = "; ".join(f"{each.name} ({each.reason})" for each in coupling.fixed[:3])
         more = f" and {len(coupling.fixed) - 3} more" if len(coupling.fixed) > 3 else ""
         raise BadInput(
-            f"The model cannot be brought to {target / whole:.1%}: with every removable unit but one of each group gone "
-            f"{smallest / whole:.1%} would be left. Fixed are: {blocked or 'nothing'}{more}. Ask for a larger fraction, "
-            "exclude less, or name the embeddings that may leave."
+            f"The model cannot be brought to {target / whole:.1%}: with one unit of every group left it would be at "
+            f"{smallest / whole:.1%}. Fixed are: {blocked or 'nothing'}{more}. "
+            "Ask for a larger fraction, exclude less, or name the embeddings that may leave."
         )
 
 

@@ -1,4 +1,4 @@
-"""How much each unit of a group matters, from the weights alone or with data. Units with higher scores are kept first."""
+"""How much each unit of a group matters, from the weights alone or with data: higher scores are kept first."""
 
 from __future__ import annotations
 
