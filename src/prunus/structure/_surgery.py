@@ -22,7 +22,7 @@ from prunus.errors import BadInput, first_line
 from prunus.structure._call import Example, outputs
 from prunus.structure._labels import Array, Labels
 from prunus.structure.groups import Coupling, padding_attribute
-from prunus.weights import plain_names
+from prunus.layers import plain_names
 
 _TRIES = 64
 _SIZES: dict[type[nn.Module], dict[str, tuple[str, int]]] = {

@@ -6,7 +6,6 @@ entries of norms and biases in between. A group holds units of the same make, sa
 
 from __future__ import annotations
 
-import fnmatch
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +14,7 @@ import numpy as np
 from torch import nn
 
 from prunus.errors import BadInput
+from prunus.layers import listing, matches
 from prunus.structure._labels import Array
 from prunus.structure._walk import Product, Walk
 
@@ -250,20 +250,13 @@ def _layer(tensor: str) -> str:
 
 
 def _matches(tensor: str, globs: Iterable[str]) -> bool:
-    return any(fnmatch.fnmatchcase(name, glob) for glob in globs for name in _names(tensor))
-
-
-def _names(tensor: str) -> list[str]:
-    """A tensor's name and those of the modules around it."""
-    parts = tensor.split(".")
-    return [".".join(parts[:end]) for end in range(len(parts), 0, -1)]
+    return any(matches(tensor, glob) for glob in globs)
 
 
 def _excluded(weights: Sequence[str], exclude: Iterable[str]) -> set[str]:
     globs = (exclude,) if isinstance(exclude, str) else tuple(exclude)
     for glob in globs:
         if not any(_matches(weight, [glob]) for weight in weights):
-            layers = ", ".join(_layer(weight) for weight in weights[:12])
-            more = f" and {len(weights) - 12} more" if len(weights) > 12 else ""
-            raise BadInput(f"exclude names {glob!r}, which matches no layer; the model has {layers}{more}.")
+            layers = listing([_layer(weight) for weight in weights])
+            raise BadInput(f"exclude names {glob!r}, which matches no layer; the model has {layers}.")
     return {weight for weight in weights if _matches(weight, globs)}
