@@ -19,10 +19,10 @@ from torch import Tensor, nn
 
 from prunus.contract import Masks
 from prunus.errors import BadInput, first_line
+from prunus.layers import plain_names
 from prunus.structure._call import Example, outputs
 from prunus.structure._labels import Array, Labels
 from prunus.structure.groups import Coupling, padding_attribute
-from prunus.layers import plain_names
 
 _TRIES = 64
 _SIZES: dict[type[nn.Module], dict[str, tuple[str, int]]] = {

@@ -41,7 +41,9 @@ def save(model: nn.Module, path: str | os.PathLike[str]) -> None:
     """
     from safetensors.torch import save as pack
 
-    tensors, shared, seen = {}, {}, {}
+    tensors: dict[str, Tensor] = {}
+    shared: dict[str, str] = {}
+    seen: dict[int, str] = {}
     for name, value in model.state_dict(keep_vars=True).items():
         first = seen.setdefault(id(value), name)
         if first == name:

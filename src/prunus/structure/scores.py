@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from prunus.adapters import Batch, batch_loss
 from prunus.errors import BadInput
 from prunus.structure._labels import Array
 from prunus.structure.groups import Coupling, Group, Part
@@ -17,12 +17,12 @@ from prunus.structure.groups import Coupling, Group, Part
 
 @dataclass(frozen=True, eq=False)
 class Seen:
-    """What a score may look at: the model, its groups, batches (inputs, targets), a loss and a seed."""
+    """What a score may look at: the model, its groups, batches of data, a loss and a seed."""
 
     model: nn.Module
     coupling: Coupling
-    batches: list[tuple[Any, Any]]
-    loss: Callable[[Any, Any], Tensor] | None = None
+    batches: list[Batch]
+    loss: Callable[[Tensor, Tensor], Tensor] | None = None
     seed: int = 0
 
 
@@ -55,16 +55,14 @@ def taylor(seen: Seen) -> list[Array]:
     """
     if not seen.batches:
         raise BadInput('The score "taylor" needs data: give data=, batches of inputs with labels.')
-    from prunus.structure._data import loss_of
-
     model = seen.model
     tensors = dict(model.named_parameters(remove_duplicate=False))
     wanted = {part.tensor for group in seen.coupling.groups for part in group.parts if part.tensor in tensors}
     names = sorted(wanted)
     sums = [np.zeros(len(group)) for group in seen.coupling.groups]
     with torch.enable_grad():
-        for inputs, target in seen.batches:
-            loss = loss_of(model, inputs, target, seen.loss)
+        for batch in seen.batches:
+            loss = batch_loss(model, batch, seen.loss)
             gradients = torch.autograd.grad(loss, [tensors[name] for name in names], allow_unused=True)
             change = {
                 name: (tensors[name] * gradient).detach().double()
