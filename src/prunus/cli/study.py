@@ -55,6 +55,7 @@ class Choices:
     allocation: Annotated[str | None, Parameter(help="uniform, global, erk or lamp.")] = None
     exclude: Exclude | None = None
     certify: Annotated[int | None, Parameter(help="Test points certified with their neighbourhoods; 0: none.")] = None
+    labels: Annotated[int | None, Parameter(help="Test points whose label is proved there; 100; 0: none.")] = None
     certify_seconds: Annotated[
         float | None, Parameter(help="Time for the linear relaxation of large networks; none unless given.")
     ] = None

@@ -24,6 +24,7 @@ PAIRS = (
     "held_out_bound",
     "held_out_probability",
     "agreement",
+    "labels_proved",
     "energy_removed",
     "energy_predicted",
     "mac_dense",

@@ -26,10 +26,11 @@ TABLE = (
     ("lost", "lost", "accuracy of the dense network minus this"),
     ("speedup", "faster", "time of the dense network over time of the packed one"),
     ("smaller", "smaller", "bytes of the dense tensors over bytes of the packed ones"),
+    ("agreement", "same label", "held-out inputs that get the label the dense network gives"),
+    ("labels", "proved", "test points whose label is proved the same in their whole neighbourhood"),
     ("bound", "off by at most", "certified: largest change of the outputs near the test points"),
     ("attained", "attained", "the largest change a search found there"),
     ("held_out", "nearly all within", "change that at most a small share of inputs exceeds, with 95 % confidence"),
-    ("agreement", "same label", "held-out inputs that get the label the dense network gives"),
     ("energy", "energy lost", "share of the sum of squared weights that pruning removes"),
     ("condition", "condition", "tangent kernel: largest over smallest eigenvalue"),
 )
@@ -116,14 +117,15 @@ def _cards(panel: Panel) -> list[tuple[str, str, str]]:
     if smaller is not None:
         now, before = group.mean("bytes") or 0, group.mean("bytes_dense") or 0
         cards.append(("smaller", f"{smaller:.1f} ×", f"{_size(now)} instead of {_size(before)}"))
-    if bound is not None:
+    agreement, proved = group.mean("agreement"), group.mean("labels_proved")
+    if agreement is not None:
+        beside = "of held-out inputs" if proved is None else f"proved for {words.percent(proved, 0)} near test points"
+        cards.append(("same answer", words.percent(agreement), beside))
+    elif bound is not None:
         attained = group.mean("attained")
         name = "off by at most (vacuous)" if group.vacuous else "off by at most"
         beside = f"a search finds {words.number(attained)}" if attained is not None else "2-norm of the outputs"
         cards.append((name, words.number(bound), beside))
-    elif group.mean("agreement") is not None:
-        beside = "of held-out inputs, as the dense network"
-        cards.append(("same label", words.percent(group.mean("agreement") or 0), beside))
     return cards
 
 
@@ -150,7 +152,7 @@ def _row(panel: Panel, number: int) -> dict[str, tuple[str, float | str | None]]
         )
     }
     energy, faster, smaller = group.mean("energy_removed"), group.mean("speedup"), group.smaller
-    agreement = group.mean("agreement")
+    agreement, proved = group.mean("agreement"), group.mean("labels_proved")
     return {
         "method": (group.label, group.label),
         "sparsity": (words.percent(group.sparsity, 0), group.sparsity),
@@ -159,6 +161,7 @@ def _row(panel: Panel, number: int) -> dict[str, tuple[str, float | str | None]]
         "speedup": ("–" if faster is None else f"{faster:.2f} ×", faster),
         "smaller": ("–" if smaller is None else f"{smaller:.2f} ×", smaller),
         "agreement": ("–" if agreement is None else words.percent(agreement), agreement),
+        "labels": ("–" if proved is None else words.percent(proved, 0), proved),
         "energy": ("–" if energy is None else words.percent(energy), energy),
         **{name: ("–" if value is None else words.number(value), value) for name, value in plain.items()},
     }

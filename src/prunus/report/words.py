@@ -48,18 +48,29 @@ def headline(panel: Panel) -> str:
         return f"No cell of {panel.name} has been measured yet."
     accuracy = group.means["accuracy"]
     parts = [f"keeps {spread(accuracy)} accuracy" + (f" ({percent(panel.dense)} dense)" if panel.dense else "")]
-    faster, smaller, bound = group.mean("speedup"), group.smaller, group.mean("bound")
+    faster, smaller = group.mean("speedup"), group.smaller
     if faster is not None:
         parts.append(f"runs {faster:.1f} times faster" if faster >= 1.05 else "runs as fast as dense")
     if smaller is not None:
         parts.append(f"is {smaller:.1f} times smaller" if smaller >= 1.05 else "is no smaller")
-    if bound is not None and not group.vacuous:
-        count = int(group.results[0].config["settings"]["certify"])
-        parts.append(f"differs by at most {number(bound)} near {count} test point{'s' if count != 1 else ''}")
-    elif group.mean("agreement") is not None:
-        parts.append(f"agrees with the dense one on {percent(group.mean('agreement') or 0)} of held-out inputs")
     joined = f"{', '.join(parts[:-1])} and {parts[-1]}" if len(parts) > 1 else parts[0]
-    return f"At {percent(group.sparsity, 0)} {group.label}, the network {joined}."
+    said = f"At {percent(group.sparsity, 0)} {group.label}, the network {joined}."
+    return f"{same_answers(group)} {said}".strip()
+
+
+def same_answers(group: Group) -> str:
+    """The same answer on 98.7 % of held-out inputs; proved for 94 % of 100 test points within ..."""
+    agreement, proved = group.mean("agreement"), group.mean("labels_proved")
+    parts = []
+    if agreement is not None:
+        parts.append(f"gives the same answer as the dense network on {percent(agreement)} of held-out inputs")
+    if proved is not None:
+        settings, count = group.results[0].config["settings"], group.results[0].record.get("labels_points")
+        parts.append(
+            f"{'and ' if parts else ''}is proved to do so for {percent(proved, 0)} of {count} test points, whatever "
+            f"change of 2-norm up to {settings['radius']:g} they suffer"
+        )
+    return f"It {' '.join(parts)}." if parts else ""
 
 
 def remarks(panel: Panel) -> list[str]:
@@ -91,6 +102,11 @@ def remarks(panel: Panel) -> list[str]:
     if ratios:
         found.append(f"Certificates are {number(min(ratios))} to {number(max(ratios))} times what a search attains.")
     chosen = best(panel)
+    bound = chosen.mean("bound") if chosen is not None and not chosen.vacuous else None
+    if chosen is not None and bound is not None:
+        count = int(chosen.results[0].config["settings"]["certify"])
+        points = "1 test point" if count == 1 else f"{count} test points"
+        found.append(f"Proved: near {points} the outputs of that network move by at most {number(bound)}.")
     if chosen is not None and chosen.mean("held_out_bound") is not None:
         found.append(
             f"With 95 % confidence, at most {percent(chosen.mean('held_out_probability') or 0)} of inputs like the "

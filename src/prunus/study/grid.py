@@ -28,7 +28,7 @@ _KEY = 16
 """Hexadecimal digits of a key."""
 _LATER = {"method": "prune"}
 """Axes that came after the first stores, with the value that those stores meant: it does not change a key."""
-_LATER_SETTINGS = ("samples", "distil", "gradual")
+_LATER_SETTINGS = ("samples", "distil", "gradual", "labels")
 """The same for settings; their default values do not change a key."""
 
 
@@ -46,6 +46,8 @@ class Settings:
     distil       length of the distillation in methods that end with "distil"
     gradual      length of the training in the method "gradual"; both use finetune_lr
     certify      how many test points are certified with their neighbourhoods of 2-norm `radius`; 0 leaves it out
+    labels       how many test points are asked whether their label is proved the same in that neighbourhood; 0: none.
+                 Large networks take it only with `certify_seconds`
     certify_seconds  time for the linear relaxation of large networks, for all points together (small ones take what
                  they need); those networks are certified in float64, where rounding does not drown the bound
     held_out     test points behind the statistical certificate; 0 leaves it out
@@ -70,6 +72,7 @@ class Settings:
     distil: str = "1ep"
     gradual: str = "4ep"
     certify: int = 8
+    labels: int = 100
     certify_seconds: float = 0.0
     radius: float = 0.1
     held_out: int = 500
@@ -82,7 +85,7 @@ class Settings:
     def __post_init__(self) -> None:
         for text in (self.length, self.finetune, self.distil, self.gradual):
             Duration.parse(text)
-        for name in ("certify", "kernel", "recalibrate", "held_out", "sensitivity", "certify_seconds"):
+        for name in ("certify", "labels", "kernel", "recalibrate", "held_out", "sensitivity", "certify_seconds"):
             if getattr(self, name) < 0:
                 raise BadInput(f"The setting {name} is {getattr(self, name)}: it must be 0 or more.")
         for name in ("batch", "batch_size", "look", "samples"):

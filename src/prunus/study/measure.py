@@ -105,6 +105,8 @@ def run_cell(cell: Cell, weights: bytes, base: dict[str, Any]) -> dict[str, Any]
     record["masks"] = pictures.masks(dense, masks)
     if settings.certify:
         _attempt(record, "certificate", lambda: _certificate(cell, dense, pruned, test, layers))
+    if settings.labels:
+        _attempt(record, "proved labels", lambda: _labels(cell, dense, pruned, test, layers))
     if settings.held_out:
         _attempt(record, "statistical certificate", lambda: _statistic(cell, dense, pruned, test))
     if settings.kernel:
@@ -380,6 +382,16 @@ def _certificate(
         ball = certify(dense, pruned, Ball(radius, centre), attack=attack, seed=cell.seed, options=quick)
         record |= {"ball_radius": radius, "ball_bound": ball.bound, "ball_attained": ball.attained}
     return record
+
+
+def _labels(cell: Cell, dense: nn.Module, pruned: nn.Module, test: Any, layers: list[dict[str, Any]]) -> dict[str, Any]:
+    """The share of test points for which both networks provably give one label in the whole neighbourhood."""
+    from prunus.certificates import Samples, certify_labels
+
+    if sum(row["total"] for row in layers) > SMALL and not cell.settings.certify_seconds:
+        return {}
+    found = certify_labels(dense, pruned, Samples(_points(test, cell.settings.labels), radius=cell.settings.radius))
+    return {"labels_proved": found.fraction, "labels_points": len(found.agree)}
 
 
 def _kernel_of(model: nn.Module, masks: Masks | None, points: Tensor) -> dict[str, Any]:

@@ -41,6 +41,7 @@ MEASURED = (
     "held_out_bound",
     "held_out_probability",
     "agreement",
+    "labels_proved",
     "energy_removed",
     "energy_predicted",
     "mac_dense",
