@@ -166,26 +166,30 @@ def test_sorting_and_filtering(chromium: Any, page: Path) -> None:
     with opened(chromium, page) as (tab, complaints):
         tab.select_option("#panel", "1")
 
-        def column(place: int) -> list[str]:
-            cells = f".panel:not([hidden]) .numbers tbody tr:not([hidden]) td:nth-child({place})"
+        def column(key: str) -> list[str]:
+            cells = f".panel:not([hidden]) .numbers tbody tr:not([hidden]) td[data-key={key}]"
             return list(tab.evaluate(f"[...document.querySelectorAll('{cells}')].map(c => c.dataset.value)"))
 
         header = tab.locator(".panel:not([hidden]) .numbers th[data-key=bound]")
         header.locator("button").click()
-        up = [float(text) for text in column(7)]
+        up = [float(text) for text in column("bound")]
         assert up == sorted(up)
         assert header.get_attribute("aria-sort") == "ascending"
         header.locator("button").click()
-        assert [float(text) for text in column(7)] == sorted(up, reverse=True)
+        assert [float(text) for text in column("bound")] == sorted(up, reverse=True)
         tab.locator(".panel:not([hidden]) .numbers th[data-key=method] button").click()
-        assert column(1) == sorted(column(1))
+        assert column("method") == sorted(column("method"))
         tab.fill("#filter", "balanced")
-        assert set(column(1)) == {"balanced:16"}
+        assert set(column("method")) == {"balanced:16"}
         assert tab.inner_text("#count") == "1 of 3 rows"
+        tab.fill("#filter", "balanced 50")
+        assert tab.inner_text("#count") == "1 of 3 rows", "words in any order; a number is the share of zeros"
+        tab.fill("#filter", "balanced 90")
+        assert tab.inner_text("#count") == "0 of 3 rows"
         tab.fill("#filter", "nothing like this")
-        assert column(1) == []
+        assert column("method") == []
         tab.fill("#filter", "")
-        assert len(column(1)) == 3
+        assert len(column("method")) == 3
         assert complaints == []
 
 

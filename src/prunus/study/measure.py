@@ -386,7 +386,7 @@ def _certificate(
 
 def _labels(cell: Cell, dense: nn.Module, pruned: nn.Module, test: Any, layers: list[dict[str, Any]]) -> dict[str, Any]:
     """The share of test points for which both networks provably give one label in the whole neighbourhood."""
-    from prunus.certificates import Samples, certify_labels
+    from prunus.certificates import Samples, certify_labels  # type: ignore[attr-defined,unused-ignore]
 
     if sum(row["total"] for row in layers) > SMALL and not cell.settings.certify_seconds:
         return {}
