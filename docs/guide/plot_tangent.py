@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from prunus.papers.tangent import reproductions
-from prunus.tangent.plots import write_charts
+from prunus.charts import write_charts
 
 FOLDER = Path(__file__).resolve().parent
 KEPT = {

@@ -15,7 +15,7 @@ from typing import Any
 from prunus.models import make
 from prunus.papers.runs import digits
 from prunus.storage import write
-from prunus.tangent.plots import Chart, write_charts
+from prunus.charts import Chart, write_charts
 from prunus.training import FitConfig, find_ticket, fit
 from prunus.training.curves import svg_plot
 

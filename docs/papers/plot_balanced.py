@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from _svg import line_chart
-
+from prunus.charts import Chart, write_charts
 from prunus.theory import balanced
 
 BANKS = [2**power for power in range(2, 11)]
@@ -19,16 +18,16 @@ def main() -> None:
         series[f"{100 * sparsity:g} % zeros"] = [(n, balanced.excess_curve(sparsity, n)["percent"]) for n in banks]
     rule = [(bank, 100 * balanced.first_order_energy(0.5, bank)["relative"]) for bank in BANKS]
     series["50 %, rule of thumb"] = rule
-    line_chart(
-        Path(__file__).with_name("excess-energy.svg"),
+    chart = Chart(
+        "What a bank costs over pruning freely",
+        "weights in a bank",
+        "excess energy removed (%)",
         series,
-        title="What a bank costs over pruning freely",
-        x_label="weights in a bank",
-        y_label="excess energy removed (%)",
         log_x=True,
         log_y=True,
         dashed=("50 %, rule of thumb",),
     )
+    write_charts(Path(__file__).with_name("excess-energy.svg"), [chart])
 
 
 if __name__ == "__main__":

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from _svg import line_chart
-
+from prunus.charts import Chart, write_charts
 from prunus.theory import closeness
 
 ERROR, FAILURE = 0.1, 0.05
@@ -37,15 +36,15 @@ def main() -> None:
         "Thm 2, Xavier, l=5": theorem2(5, 2.04, 3**0.5),
         "width 4096": [(0.25, 4096.0), (0.99, 4096.0)],
     }
-    line_chart(
-        Path(__file__).with_name("required-width.svg"),
+    chart = Chart(
+        "Width needed for error 0.1 with probability 0.95",
+        "exponent a: D^(1-a) of D weights are pruned",
+        "required width",
         series,
-        title="Width needed for error 0.1 with probability 0.95",
-        x_label="exponent a: D^(1-a) of D weights are pruned",
-        y_label="required width",
         log_y=True,
         dashed=["width 4096"],
     )
+    write_charts(Path(__file__).with_name("required-width.svg"), [chart])
 
 
 if __name__ == "__main__":

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-from _svg import line_chart
 
+from prunus.charts import Chart, write_charts
 from prunus.theory import iterand
 
 ERROR, DELTA = 0.1, 0.01
@@ -20,16 +20,16 @@ def main() -> None:
         "as printed": [(r, iterand.resampled_width_printed(ERROR, DELTA, r)) for r in counts],
         "closed form": [(r, iterand.simple_width(ERROR, DELTA, r)["width"]) for r in counts],
     }
-    line_chart(
-        Path(__file__).with_name("ticket-width.svg"),
+    chart = Chart(
+        f"Width that holds one weight (error {ERROR}, failure {DELTA})",
+        "values available per weight, R",
+        "width",
         series,
-        title=f"Width that holds one weight (error {ERROR}, failure {DELTA})",
-        x_label="values available per weight, R",
-        y_label="width",
         log_x=True,
         log_y=True,
         dashed=("as printed",),
     )
+    write_charts(Path(__file__).with_name("ticket-width.svg"), [chart])
 
 
 if __name__ == "__main__":

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-from _svg import line_chart
 
+from prunus.charts import Chart, write_charts
 from prunus.theory import closeness
 
 
@@ -18,16 +18,16 @@ def main() -> None:
         "printed n^-1/3": [(n, closeness.max_load_power_printed(n)) for n in bins],
         "exact union bound": [(n, closeness.max_load_failure(n, closeness.balls_needed(n))) for n in bins],
     }
-    line_chart(
-        Path(__file__).with_name("largest-load.svg"),
+    chart = Chart(
+        "P(some bin holds over 3 times the mean), n log n balls",
+        "bins n",
+        "failure probability",
         series,
-        title="P(some bin holds over 3 times the mean), n log n balls",
-        x_label="bins n",
-        y_label="failure probability",
         log_x=True,
         log_y=True,
         dashed=["printed n^-1/3"],
     )
+    write_charts(Path(__file__).with_name("largest-load.svg"), [chart])
 
 
 if __name__ == "__main__":

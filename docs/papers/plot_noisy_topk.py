@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-from _svg import line_chart
 
+from prunus.charts import Chart, write_charts
 from prunus.theory import noisy_topk
 
 DIMENSION = 1_000_000
@@ -20,13 +20,13 @@ def main() -> None:
         fractions = k + (0.98 - k) * np.linspace(0.0, 1.0, 160) ** 2  # denser where the curves are steep
         epsilons = [noisy_topk.theta_for_kept(DIMENSION, m, float(kept))["epsilon_swap"] for kept in fractions]
         series[f"k = {100 * k:g} %"] = list(zip(100 * fractions, epsilons))
-    line_chart(
-        Path(__file__).with_name("swap-privacy.svg"),
+    chart = Chart(
+        "Privacy paid per swapped index",
+        "part of the true top set that is kept (%)",
+        "epsilon per swapped index (2 theta)",
         series,
-        title="Privacy paid per swapped index",
-        x_label="part of the true top set that is kept (%)",
-        y_label="epsilon per swapped index (2 theta)",
     )
+    write_charts(Path(__file__).with_name("swap-privacy.svg"), [chart])
 
 
 if __name__ == "__main__":

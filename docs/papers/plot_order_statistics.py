@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-from _svg import line_chart
 
+from prunus.charts import Chart, write_charts
 from prunus.theory import balanced
 
 LEVELS = np.linspace(0.0, 1.0, 101)
@@ -15,18 +15,17 @@ LEVELS = np.linspace(0.0, 1.0, 101)
 def main() -> None:
     """Write removed-energy.svg beside this file."""
     series = {
-        law: list(zip(LEVELS, balanced.limit_energy(LEVELS, law)["energy"]))
-        for law in ("normal", "uniform", "laplace")
+        law: list(zip(LEVELS, balanced.limit_energy(LEVELS, law)["energy"])) for law in ("normal", "uniform", "laplace")
     }
     series["normal, banks of 4"] = [(r / 4, balanced.bank_energy(4, r)) for r in range(5)]
-    line_chart(
-        Path(__file__).with_name("removed-energy.svg"),
+    chart = Chart(
+        "Energy of the smallest weights",
+        "fraction of weights removed",
+        "share of energy removed",
         series,
-        title="Energy of the smallest weights",
-        x_label="fraction of weights removed",
-        y_label="share of energy removed",
         dashed=("normal, banks of 4",),
     )
+    write_charts(Path(__file__).with_name("removed-energy.svg"), [chart])
 
 
 if __name__ == "__main__":

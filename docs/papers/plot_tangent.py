@@ -6,8 +6,8 @@ import math
 from pathlib import Path
 
 import numpy as np
-from _svg import line_chart
 
+from prunus.charts import Chart, write_charts
 from prunus.theory import tangent
 
 ANGLES = np.linspace(0, math.pi, 181)
@@ -24,15 +24,15 @@ def main() -> None:
     }
     printed = tangent.limiting_kernel_printed(ANGLES, 3)["limit"] / 4
     series["3, as printed"] = list(zip(degrees, printed))
-    line_chart(
-        Path(__file__).with_name("limiting-kernel.svg"),
+    chart = Chart(
+        "Limiting tangent kernel of unit inputs",
+        "angle between the inputs (degrees)",
+        "kernel / (hidden layers + 1)",
         series,
-        title="Limiting tangent kernel of unit inputs",
-        x_label="angle between the inputs (degrees)",
-        y_label="kernel / (hidden layers + 1)",
         dashed=("3, as printed",),
         x_step=30,
     )
+    write_charts(Path(__file__).with_name("limiting-kernel.svg"), [chart])
 
 
 if __name__ == "__main__":

@@ -121,33 +121,36 @@ def _model(
 
 def _page(results: list[Result], path: Path) -> Path:
     """One page: time against the ideal line, and each layer under the roofline."""
-    import plotly.graph_objects as go
-    from plotly.subplots import make_subplots
-
+    from prunus.charts import Chart, write_charts
     from prunus.sparse._machine import limits
-    from prunus.storage import write
 
-    figure = make_subplots(1, 2, subplot_titles=("Time of one call", "Roofline of this machine, one thread"))
     names = [f"{result.what}, {result.sparsity:.0%}" for result in results]
-    for candidate in dict.fromkeys(key for result in results for key in result.seconds):
-        times = [1e6 * result.seconds[candidate] if candidate in result.seconds else None for result in results]
-        figure.add_trace(go.Bar(name=candidate, x=names, y=times), 1, 1)
-    ideal = [None if result.ideal is None else 1e6 * result.ideal for result in results]
-    figure.add_trace(go.Scatter(name="ideal", x=names, y=ideal, mode="lines+markers"), 1, 1)
-    machine = limits()
-    intensity = [2.0**power for power in range(-3, 9)]
-    for size, rate in machine.bandwidth:
-        roof = [min(machine.flops, rate * value) / 1e9 for value in intensity]
-        figure.add_trace(go.Scatter(name=f"up to {size >> 10} KB", x=intensity, y=roof, mode="lines"), 1, 2)
+    candidates = list(dict.fromkeys(key for result in results for key in result.seconds))
+    times = {
+        name: [
+            (float(place), 1e6 * result.seconds[name]) for place, result in enumerate(results) if name in result.seconds
+        ]
+        for name in candidates
+    }
+    ideal = [(float(place), 1e6 * result.ideal) for place, result in enumerate(results) if result.ideal is not None]
+    charts = [
+        Chart("Time of one call", "", "microseconds", {**times, **({"ideal": ideal} if ideal else {})}, log_y=True,
+              dots=(*candidates, "ideal"), x_names=names)
+    ]  # fmt: skip
     layers = [result for result in results if result.compute_limit is not None]
-    flops = [result.notes["gflops"] for result in layers]
-    work = [1e9 * value * result.seconds["ours"] / result.notes["bytes"] for value, result in zip(flops, layers)]
-    text = [result.what for result in layers]
-    figure.add_trace(go.Scatter(name="ours", x=work, y=flops, text=text, mode="markers", marker_size=10), 1, 2)
-    figure.update_yaxes(type="log", title="microseconds", row=1, col=1)
-    figure.update_yaxes(type="log", title="GFLOP/s", row=1, col=2)
-    figure.update_xaxes(type="log", title="operations for each byte of weights", row=1, col=2)
-    return write(path, figure.to_html(include_plotlyjs=True, full_html=True))
+    if layers:
+        machine, intensity = limits(), [2.0**power for power in range(-3, 9)]
+        lines = {
+            f"up to {size >> 10} KB": [(value, min(machine.flops, rate * value) / 1e9) for value in intensity]
+            for size, rate in machine.bandwidth
+        }
+        flops = [result.notes["gflops"] for result in layers]
+        work = [1e9 * value * result.seconds["ours"] / result.notes["bytes"] for value, result in zip(flops, layers)]
+        lines["ours"] = list(zip(work, flops))
+        title = "Roofline of this machine, one thread"
+        label = "operations for each byte of weights"
+        charts.append(Chart(title, label, "GFLOP/s", lines, log_x=True, log_y=True, dots=("ours",)))
+    return write_charts(path, charts, "Dense and sparse, timed")
 
 
 def _print(results: list[Result], table: list[dict[str, Any]], page: str | None, json: bool) -> None:

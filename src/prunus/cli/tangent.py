@@ -51,10 +51,10 @@ def tangent(
     """
     import torch
 
+    from prunus.charts import check_target
     from prunus.cli.output import progress
     from prunus.data import load
     from prunus.tangent.comparison import Plan, Sample, compare
-    from prunus.tangent.plots import check_target
 
     if plot is not None:
         check_target(plot)
@@ -131,7 +131,7 @@ def _width_plans(
 
 
 def _draw(path: Path, rows: list[dict[str, Any]], model: str) -> Path:
-    from prunus.tangent.plots import Chart, lines_by, write_charts
+    from prunus.charts import Chart, lines_by, write_charts
 
     charts = []
     for key, label, log in (

@@ -34,4 +34,6 @@ def test_table_runs_from_a_random_set_to_the_top_set(tmp_path: Path) -> None:
     two_level = rows[1]["two-level keeps at this local epsilon"]
     assert two_level > rows[1]["kept of the top set"]
     write_plot(rows, tmp_path / "plan.html")
-    assert "plotly" in (tmp_path / "plan.html").read_text()
+    drawn = (tmp_path / "plan.html").read_text()
+    assert drawn.count("<polyline") == 3
+    assert "epsilon per swapped index" in drawn

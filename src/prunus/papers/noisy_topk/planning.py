@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Any
 
@@ -72,19 +71,17 @@ def summary(mech: NoisyTopK, d: int) -> dict[str, Any]:
 
 
 def write_plot(rows: list[dict[str, Any]], path: Path) -> None:
-    """The trade-off as one self-contained page."""
-    import plotly.graph_objects as go
+    """Write the trade-off as one chart (.svg, or an .html page)."""
+    from prunus.charts import Chart, write_charts
 
-    from prunus.storage import write
-
-    x = [entry["epsilon per swap"] for entry in rows]
-    figure = go.Figure()
-    for name in ("kept of the top set", "expected error"):
-        figure.add_trace(go.Scatter(x=x, y=[entry[name] for entry in rows], name=name, mode="lines+markers"))
-    best = [entry["two-level keeps at this local epsilon"] for entry in rows]
-    shown = [math.nan if value is None else value for value in best]
-    figure.add_trace(go.Scatter(x=x, y=shown, name="two-level rule at the same local epsilon", mode="lines+markers"))
-    figure.update_layout(
-        title="Noisy top-k: what is kept and what is lost", xaxis_title="epsilon per swapped index", yaxis_range=[0, 1]
-    )
-    write(path, figure.to_html(include_plotlyjs=True, full_html=True))
+    names = {
+        "kept of the top set": "kept of the top set",
+        "expected error": "expected error",
+        "two-level keeps at this local epsilon": "kept by two-level rule",
+    }
+    lines = {
+        shown: [(row["epsilon per swap"], row[name]) for row in rows if row[name] is not None]
+        for name, shown in names.items()
+    }
+    title = "Noisy top-k: what is kept and what is lost"
+    write_charts(path, [Chart(title, "epsilon per swapped index", "share", lines)], title)

@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from prunus.charts import Chart
 from prunus.papers.reproducing import reproduction
 from prunus.papers.tangent import scaled_widths
 from prunus.tangent._limit import limit
-from prunus.tangent.plots import Chart
 from prunus.tangent.sampling import sample_kernels
 
 _SOURCE = 'Yang and Wang, "On the Neural Tangent Kernel Analysis of Randomly Pruned Neural Networks"'
