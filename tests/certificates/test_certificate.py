@@ -10,6 +10,7 @@ import prunus
 from certificates.networks import convolutional, fully_connected
 from prunus.certificates import Certificate, CertifyOptions, hash_model, verify
 from prunus.errors import BadFile
+from prunus.storage import write_record
 
 
 @pytest.fixture
@@ -59,7 +60,17 @@ def test_a_bound_that_was_lowered_is_caught(saved, tmp_path):
     record["bound"] = cert.bound / 2
     forged = tmp_path / "forged.json"
     forged.write_text(json.dumps(record))
+    with pytest.raises(BadFile, match="does not match its digest"):
+        verify(forged, model, masks)
+    write_record(forged, record["format"], record)
     with pytest.raises(BadFile, match="only allow"):
+        verify(forged, model, masks)
+    for value in ("NaN", "nan"):
+        forged.write_text(json.dumps(record | {"bound": value}).replace('"NaN"', "NaN"))
+        with pytest.raises(BadFile):
+            verify(forged, model, masks)
+    write_record(forged, record["format"], record | {"bound": "nan"})
+    with pytest.raises(BadFile, match="not a number"):
         verify(forged, model, masks)
 
 

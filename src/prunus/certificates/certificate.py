@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import os
 import platform
@@ -18,7 +17,7 @@ from torch import nn
 from prunus import __version__
 from prunus.certificates.domains import Domain, restore
 from prunus.errors import BadFile
-from prunus.storage import write_json
+from prunus.storage import read_record, write_record
 
 _FORMAT = "prunus-certificate-1"
 
@@ -116,20 +115,19 @@ class Certificate:
         }
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write the certificate as JSON, in one piece."""
-        return write_json(path, self.to_dict())
+        """Write the certificate as JSON, in one piece, with a digest."""
+        return write_record(path, _FORMAT, _without_infinity(self.to_dict()))
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> Certificate:
         """Read what `save` wrote. This does not check it against models: see `prunus.certificates.verify`."""
         try:
-            record = json.loads(Path(path).read_text("utf8"))
-            if record["format"] != _FORMAT:
-                raise KeyError("format")
-            return _restored(record)
-        except OSError as error:
-            raise BadFile(f"The certificate {path} cannot be read: {error.strerror}.") from None
-        except (ValueError, KeyError, TypeError) as error:
+            return _restored(read_record(path, _FORMAT))
+        except BadFile as error:
+            if "cannot be read" in str(error):
+                raise
+            raise BadFile(f"{path} is no certificate of Prunus or is damaged: {error}") from None
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
             raise BadFile(
                 f"{path} is no certificate of Prunus or is damaged ({type(error).__name__}: {error})."
             ) from None
@@ -139,22 +137,37 @@ def _plain(value: float | None) -> float | str | None:
     return "infinite" if value is not None and math.isinf(value) else value
 
 
+def _without_infinity(value: Any) -> Any:
+    """The same with "infinite" for infinity, which JSON lacks."""
+    if isinstance(value, Mapping):
+        return {name: _without_infinity(item) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_without_infinity(item) for item in value]
+    return _plain(value) if isinstance(value, float) else value
+
+
 def _number(value: Any) -> float:
-    return math.inf if value == "infinite" else float(value)
+    number = math.inf if value == "infinite" else float(value)
+    if math.isnan(number):
+        raise ValueError("a bound is not a number")
+    return number
 
 
 def _restored(record: Mapping[str, Any]) -> Certificate:
     return Certificate(
-        bound=float(record["bound"]),
+        bound=_number(record["bound"]),
         method=str(record["method"]),
         methods={name: _number(value) for name, value in record["methods"].items()},
-        rounding=float(record["rounding"]),
+        rounding=_number(record["rounding"]),
         sizes=_number(record["sizes"]),
-        layers=tuple(CertifiedLayer(**layer) for layer in record["layers"]),
+        layers=tuple(
+            CertifiedLayer(**{name: math.inf if value == "infinite" else value for name, value in layer.items()})
+            for layer in record["layers"]
+        ),
         domain=restore(record["domain"]),
         hashes=(record["models"]["original"], record["models"]["pruned"]),
         each=tuple(_number(value) for value in record["each"]),
-        attained=None if record["attained"] is None else float(record["attained"]),
+        attained=None if record["attained"] is None else _number(record["attained"]),
         logits=bool(record["logits"]),
         seed=int(record["seed"]),
         seconds=float(record["seconds"]),

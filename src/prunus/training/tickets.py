@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from prunus.contract import Duration, Masks, check_sparsity
-from prunus.errors import BadFile, BadInput, UnknownName
+from prunus.errors import BadFile, BadInput, UnknownName, first_line
 from prunus.layers import Weight, prunable_weights
 from prunus.models import initialise
 from prunus.pruning import find_masks
@@ -76,6 +76,17 @@ class Ticket:
     def load(cls, path: str | Path, model: nn.Module) -> Ticket:
         """Read a ticket into a copy of `model`, which gives the architecture; its weights do not matter."""
         tensors, record = read(Path(path), FORMAT)
+        try:
+            return cls._restored(path, tensors, record, model)
+        except (KeyError, TypeError, ValueError, AttributeError, RuntimeError, OverflowError) as error:
+            if isinstance(error, BadInput):
+                raise
+            raise BadFile(f"{path} is damaged: its parts do not fit together ({first_line(error)}).") from None
+
+    @classmethod
+    def _restored(
+        cls, path: str | Path, tensors: Mapping[str, Tensor], record: Mapping[str, Any], model: nn.Module
+    ) -> Ticket:
         copied = copy.deepcopy(model)
         masks = Masks.adopt({n: _unpack(tensors[f"mask/{n}"], shape) for n, shape in record["shapes"].items()})
         masks.parameters_of(copied)
