@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, default_collate
 
 from prunus.data import Labelled, augment
-from prunus.errors import BadInput, UnknownName
+from prunus.errors import BadInput, UnknownName, first_line
 from prunus.storage import digest
 
 AUGMENTS = ("none", "crop-flip", "resized-crop-flip")
@@ -128,7 +128,27 @@ def collate(data: Dataset, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
     if not items:
         example, label = data[0]
         return torch.as_tensor(example)[None][:0], torch.as_tensor(label)[None][:0]
-    inputs, labels = default_collate(items)
+    try:
+        inputs, labels = items_of(items)
+    except (TypeError, ValueError, RuntimeError, KeyError) as error:
+        if isinstance(error, BadInput):
+            raise
+        raise BadInput(
+            f"The samples cannot be stacked to a batch ({first_line(error)}): give (input, label) pairs of one shape."
+        ) from error
+    return inputs, labels
+
+
+def items_of(items: Sequence[Any]) -> tuple[Tensor, Tensor]:
+    """Samples (input, label) stacked; anything else is refused."""
+    first = items[0]
+    if not isinstance(first, (tuple, list)) or len(first) != 2:
+        about = f"{type(first).__name__} of {len(first)}" if hasattr(first, "__len__") else type(first).__name__
+        raise BadInput(f"A sample of the data is a {about}; (input, label) pairs are expected.")
+    inputs, labels = default_collate(list(items))
+    if not isinstance(inputs, Tensor) or not isinstance(labels, Tensor):
+        names = f"{type(inputs).__name__} and {type(labels).__name__}"
+        raise BadInput(f"The samples of the data are stacked to {names}; inputs and labels must be tensors or numbers.")
     return inputs, labels
 
 

@@ -54,8 +54,6 @@ class Checkpoints:
         write(path, tensors, record)
         for old in self.paths()[self.keep :]:
             old.unlink(missing_ok=True)
-        for stray in self.folder.glob(".step-*.tmp"):
-            stray.unlink(missing_ok=True)
         return path
 
     def newest(self) -> tuple[dict[str, Tensor], dict[str, Any], str | None] | None:

@@ -21,7 +21,7 @@ from torch.utils.data import Dataset
 
 from prunus.contract import Duration, Masks
 from prunus.errors import BadInput, PrunusError, RunFailed, first_line
-from prunus.storage import digest
+from prunus.storage import digest, locked
 from prunus.training import distributed
 from prunus.training.batches import Batches, fingerprint, isolated
 from prunus.training.checkpoints import Checkpoints, pack_optimizer, require_same, unpack_optimizer
@@ -136,6 +136,8 @@ class Run:
         self.model.train()
         with ExitStack() as stack:
             stack.callback(self.model.train, was_training)
+            if self.checkpoints is not None and self.rank == 0:
+                stack.enter_context(locked(self.checkpoints.folder, "run"))
             stack.enter_context(isolated())
             for hook in self.hooks:
                 stack.callback(hook.finish, self)

@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from prunus.errors import BadInput
+from prunus.adapters import main_output
+from prunus.errors import BadInput, PrunusError, first_line
 from prunus.training.batches import in_order
 from prunus.training.settings import FitConfig
 
@@ -63,7 +64,7 @@ class Objective:
 
     def __call__(self, inputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """(whole objective, plain loss, outputs)."""
-        outputs = self.model(inputs)
+        outputs = main_output(self.model(inputs))
         plain = loss_of(self.config.loss, outputs, labels)
         whole = plain
         if self.teacher is not None:
@@ -96,6 +97,19 @@ class Objective:
             self.spectral.load_state_dict(state)
 
 
+def check_finite(inputs: Tensor) -> None:
+    """Refuse data that holds NaN or infinity: whatever is computed from it says nothing."""
+    if inputs.is_floating_point() and not bool(torch.isfinite(inputs).all()):
+        count = int((~torch.isfinite(inputs)).sum())
+        raise BadInput(f"The data holds {count} NaN or infinite values in one batch: repair it or leave it out.")
+
+
+def _range(labels: Tensor) -> str:
+    if not labels.numel() or labels.is_floating_point():
+        return f"shape {tuple(labels.shape[1:])}"
+    return f"run from {int(labels.min())} to {int(labels.max())}"
+
+
 @torch.no_grad()
 def evaluate(
     model: nn.Module,
@@ -113,9 +127,18 @@ def evaluate(
     try:
         for inputs, labels in in_order(data, batch_size, limit):
             inputs, labels = inputs.to(device), labels.to(device)
-            outputs = model(inputs)
-            total += float(loss_of(loss, outputs, labels)) * len(labels)
-            right = correct(outputs, labels)
+            check_finite(inputs)
+            try:
+                outputs = main_output(model(inputs))
+                total += float(loss_of(loss, outputs, labels)) * len(labels)
+                right = correct(outputs, labels)
+            except (RuntimeError, TypeError, ValueError, IndexError, AttributeError) as error:
+                if isinstance(error, PrunusError):
+                    raise
+                raise BadInput(
+                    f"The model cannot be measured on this data ({first_line(error)}): its inputs have shape "
+                    f"{tuple(inputs.shape[1:])}, its labels {_range(labels)}; give data that fits the model."
+                ) from error
             counted = counted and right is not None
             hits += right or 0
             count += len(labels)

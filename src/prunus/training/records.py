@@ -44,7 +44,12 @@ class RunFolder:
         self.folder = Path(folder)
         if not resume and (self.folder / "record.json").exists():
             raise BadInput(f"{self.folder} already holds a finished run: choose another folder, or give --resume.")
-        self.folder.mkdir(parents=True, exist_ok=True)
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except FileExistsError:
+            raise BadInput(f"{self.folder} is a file: name a folder for the run.") from None
+        except OSError as error:
+            raise BadInput(f"{self.folder} cannot be made: {error.strerror or error}; choose another folder.") from None
 
     @property
     def checkpoints(self) -> Path:
