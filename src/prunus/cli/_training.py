@@ -89,6 +89,16 @@ def _spell_schedule(given: dict[str, Any], before: Any) -> None:
     given["schedule"] = Schedule("cosine" if shape == "warmup" else shape, **parts)
 
 
+def fitting_example(network: Any, data: Any) -> Any:
+    """One input of the data as a batch; refused where the network cannot run on it."""
+    from prunus.training.batches import first_inputs
+    from prunus.training.objective import check_fits
+
+    example = first_inputs(data, 1)
+    check_fits(network, example)
+    return example
+
+
 def data_pair(name: str, folder: Path | None) -> tuple[Any, Any]:
     """Training and test data; the test data may be missing for a user's own set."""
     from prunus.data import load

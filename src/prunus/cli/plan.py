@@ -45,13 +45,14 @@ def plan(
     """
     from prunus.certificates import OnData, PlanSettings
     from prunus.certificates import plan as make_plan
+    from prunus.cli._training import fitting_example
     from prunus.cli.output import progress
     from prunus.models import resolve
 
     network = resolve(model, str(weights) if weights else None).eval()
     test = _test(data, data_dir, samples, statistical)
+    example = _example(model) if test is None else fitting_example(network, test)
     domain: Any = OnData(test, confidence) if statistical else _domain(radius, samples, test)
-    example = _example(model) if test is None else test[0][0][None]
     settings = PlanSettings(seed=seed, example=example, data=_train(data, data_dir, score))
     with progress("planning", None, quiet=json):
         found = make_plan(

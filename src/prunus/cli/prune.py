@@ -42,6 +42,7 @@ def prune(
     """
     import torch
 
+    from prunus.cli._training import fitting_example
     from prunus.models import resolve
     from prunus.pruning import find_masks, summarise
 
@@ -58,7 +59,7 @@ def prune(
         data=train,
         seed=seed,
     )
-    example = _example(model, network) if test is None else test[0][0][None]
+    example = _example(model, network) if test is None else fitting_example(network, test)
     rows = summarise(network, masks, example)
     accuracies = _accuracies(network, masks, test, quiet=json)
     files = _write(network, masks, output)

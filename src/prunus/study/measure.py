@@ -216,7 +216,9 @@ def _chance(data: Any) -> float | None:
 
 def _points(data: Any, count: int) -> Tensor:
     """The first inputs of a data set, in one tensor."""
-    return torch.stack([data[index][0] for index in range(min(count, len(data)))])
+    from prunus.training.batches import first_inputs
+
+    return first_inputs(data, count)
 
 
 def _attempt(record: dict[str, Any], name: str, measure: Callable[[], dict[str, Any]]) -> None:

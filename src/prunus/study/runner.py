@@ -193,12 +193,14 @@ def _probe(cell: Cell) -> tuple[float, float, float]:
     import torch
 
     from prunus.study.measure import build, load
+    from prunus.training.batches import first_inputs
+    from prunus.training.objective import check_fits
 
     model, train, test = build(cell).eval(), load(cell, "train"), load(cell, "test")
-    size = min(cell.settings.batch_size, len(test))
-    inputs = torch.stack([test[index][0] for index in range(size)])
+    inputs = first_inputs(test, cell.settings.batch_size)
+    size = len(inputs)
+    check_fits(model, inputs)
     with torch.no_grad():
-        model(inputs)
         start = time.perf_counter()
         model(inputs)
     seconds = time.perf_counter() - start

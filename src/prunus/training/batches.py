@@ -139,6 +139,20 @@ def collate(data: Dataset, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
     return inputs, labels
 
 
+def first_inputs(data: Dataset, count: int = 1) -> Tensor:
+    """The inputs of the first samples, stacked: finite, and at least one."""
+    inputs = collate(data, range(min(count, length(data))))[0]
+    check_finite(inputs)
+    return inputs
+
+
+def check_finite(inputs: Tensor) -> None:
+    """Refuse data that holds NaN or infinity: whatever is computed from it says nothing."""
+    if inputs.is_floating_point() and not bool(torch.isfinite(inputs).all()):
+        count = int((~torch.isfinite(inputs)).sum())
+        raise BadInput(f"The data holds {count} NaN or infinite values in one batch: repair it or leave it out.")
+
+
 def items_of(items: Sequence[Any]) -> tuple[Tensor, Tensor]:
     """Samples (input, label) stacked; anything else is refused."""
     first = items[0]

@@ -12,7 +12,7 @@ from torch.utils.data import Dataset
 
 from prunus.adapters import main_output
 from prunus.errors import BadInput, PrunusError, first_line
-from prunus.training.batches import in_order
+from prunus.training.batches import check_finite, in_order
 from prunus.training.settings import FitConfig
 
 
@@ -97,11 +97,18 @@ class Objective:
             self.spectral.load_state_dict(state)
 
 
-def check_finite(inputs: Tensor) -> None:
-    """Refuse data that holds NaN or infinity: whatever is computed from it says nothing."""
-    if inputs.is_floating_point() and not bool(torch.isfinite(inputs).all()):
-        count = int((~torch.isfinite(inputs)).sum())
-        raise BadInput(f"The data holds {count} NaN or infinite values in one batch: repair it or leave it out.")
+@torch.no_grad()
+def check_fits(model: nn.Module, inputs: Tensor) -> None:
+    """Refuse inputs on which the model cannot run, or gives no tensor."""
+    try:
+        main_output(model(inputs))
+    except (RuntimeError, TypeError, ValueError, IndexError, AttributeError) as error:
+        if isinstance(error, PrunusError):
+            raise
+        raise BadInput(
+            f"The model cannot run on this data ({first_line(error)}): its inputs have shape "
+            f"{tuple(inputs.shape[1:])}; give data that fits the model."
+        ) from error
 
 
 def _range(labels: Tensor) -> str:
