@@ -49,7 +49,7 @@ def test_rounds_of_iterative_pruning_reach_the_sparsity(sparsity: float) -> None
     assert 0 < fraction < 0.3 or rounds == 1
 
 
-@pytest.mark.parametrize("method", ["prune", "gradual", "imp", "iterand", "edge-popup"])
+@pytest.mark.parametrize("method", ["prune", "reconstruct", "gradual", "imp", "iterand", "edge-popup"])
 def test_every_method_gives_a_network_with_the_zeros_asked_for(method: str, tmp_path: Path) -> None:
     (cell,) = tiny(method=(method,), settings={"gradual": "1ep", "held_out": 0, "sensitivity": 0, "compress": False})
     done = run_study([cell], tmp_path, engine=LocalEngine(1))
@@ -61,6 +61,18 @@ def test_every_method_gives_a_network_with_the_zeros_asked_for(method: str, tmp_
     assert result.row["method"] == method
     assert result.row["realised_sparsity"] == pytest.approx(0.5, abs=0.01)
     assert result.row["accuracy"] > 0.15, "more than chance, after one epoch"
+
+
+def test_a_shrunk_network_is_timed_as_it_is(tmp_path: Path) -> None:
+    (cell,) = tiny(method=("shrink",), pattern=("channels",), settings={"held_out": 50, "sensitivity": 0})
+    run_study([cell], tmp_path, engine=LocalEngine(1))
+    with Store(tmp_path) as store:
+        (result,) = store.results()
+    assert result.error is None
+    assert result.row["bytes"] < result.row["bytes_dense"]
+    assert result.record["making"]["multiply_adds"] <= 0.5
+    assert result.row["speedup"] > 0
+    assert result.row["bound"] is None
 
 
 PROGRAM = """

@@ -30,7 +30,7 @@ class Axes:
     method: Annotated[
         list[str] | None,
         _Many,
-        Parameter(help="prune, reconstruct, distil, reconstruct+distil, gradual, imp, iterand, edge-popup."),
+        Parameter(help="prune, reconstruct, distil, reconstruct+distil, gradual, imp, iterand, edge-popup, shrink."),
     ] = None
     score: Annotated[list[str] | None, _Many, Parameter(help="magnitude, random, snip, grasp, synflow, wanda.")] = None
     pattern: Annotated[
@@ -326,10 +326,9 @@ def _summary(results: list[Any], folder: Path, columns: list[str], json: bool) -
         print_json({"folder": str(folder), "cells": len(results), "failed": len(failed), "rows": rows})
         return
     if columns:
-        rows = [[result.row[name] for name in columns] for result in results]
-        print_table(
-            columns, rows, left=[i for i in range(len(columns)) if any(isinstance(row[i], str) for row in rows)]
-        )
+        lines = [[result.row[name] for name in columns] for result in results]
+        texts = [place for place in range(len(columns)) if any(isinstance(line[place], str) for line in lines)]
+        print_table(columns, lines, left=texts)
     else:
         names = ["network", "data", "method", "sparsity", "accuracy", "dense", "faster", "smaller", "off by at most"]
         print_table([*names, "seeds"], [_line(group) for group in grouped(results)], left=(0, 1, 2))

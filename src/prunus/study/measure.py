@@ -99,20 +99,21 @@ def run_cell(cell: Cell, weights: bytes, base: dict[str, Any]) -> dict[str, Any]
     record: dict[str, Any] = {"notes": {}, "versions": versions(), "realised_sparsity": masks.sparsity}
     record |= {"accuracy_dense": base["accuracy"], "loss_dense": base["loss"], "chance": base.get("chance")}
     record |= {"making": made.record, "making_seconds": time.perf_counter() - started}
-    record |= _quality(cell, pruned, masks, test)
+    record |= _quality(cell, pruned, None if made.smaller else masks, test)
     layers = _layers(cell, dense, masks, test)
     record |= _totals(layers)
     record["masks"] = pictures.masks(dense, masks)
-    if settings.certify:
+    if settings.certify and not made.smaller:
         _attempt(record, "certificate", lambda: _certificate(cell, dense, pruned, test, layers))
-    if settings.labels:
+    if settings.labels and not made.smaller:
         _attempt(record, "proved labels", lambda: _labels(cell, dense, pruned, test, layers))
     if settings.held_out:
         _attempt(record, "statistical certificate", lambda: _statistic(cell, dense, pruned, test))
     if settings.kernel:
         _attempt(record, "kernel", lambda: _kernel(cell, base, pruned, test))
     if settings.compress:
-        _attempt(record, "compress", lambda: compressed(cell, dense, pruned, test, layers))
+        timed = shrunk if made.smaller else compressed
+        _attempt(record, "compress", lambda: timed(cell, dense, pruned, test, layers))
     return record | {"layers": layers, "bytes_dense": base["bytes"]}
 
 
@@ -255,13 +256,13 @@ def masks_of(cell: Cell, dense: nn.Module) -> Masks:
     )
 
 
-def _quality(cell: Cell, pruned: nn.Module, masks: Masks, test: Any) -> dict[str, Any]:
+def _quality(cell: Cell, pruned: nn.Module, masks: Masks | None, test: Any) -> dict[str, Any]:
     """Loss and accuracy right after pruning, and again after the fine-tune where there is one."""
     with _quick(pruned):
         return _tuned(cell, pruned, masks, test)
 
 
-def _tuned(cell: Cell, pruned: nn.Module, masks: Masks, test: Any) -> dict[str, Any]:
+def _tuned(cell: Cell, pruned: nn.Module, masks: Masks | None, test: Any) -> dict[str, Any]:
     from prunus.training import FitConfig, fit, recalibrate
 
     settings = cell.settings
@@ -454,6 +455,15 @@ def compressed(
         "speedup": pair.ratio,
         "packed_layers": sum(row.format != "dense" for row in rows.values()),
     }
+
+
+def shrunk(cell: Cell, dense: nn.Module, small: nn.Module, test: Any, layers: list[dict[str, Any]]) -> dict[str, Any]:
+    """A smaller ordinary network runs as it is: its bytes, and its time on one batch against the dense one."""
+    example = _points(test, cell.settings.batch)
+    with torch.no_grad():
+        pair = in_turn(lambda: dense(example), lambda: small(example))
+    times = {"time_dense_us": 1e6 * pair.first, "time_us": 1e6 * pair.second, "speedup": pair.ratio}
+    return {"bytes": stored_bytes(small), **times}
 
 
 def _finite(value: float) -> float | None:

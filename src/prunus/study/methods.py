@@ -1,8 +1,8 @@
 """How a cell's pruned network is made: the axis `method` of a study.
 
 A method is one way to get from a dense network to a pruned one, perhaps followed by a distillation: "prune",
-"reconstruct", "reconstruct+distil", "gradual", "imp", "iterand", "edge-popup". `make` runs one; `METHODS` says what
-each needs, so that a grid leaves out combinations that do not exist and can say so.
+"reconstruct", "reconstruct+distil", "gradual", "imp", "iterand", "edge-popup", "shrink". `make` runs one; `METHODS`
+says what each needs, so that a grid leaves out combinations that do not exist and can say so.
 """
 
 from __future__ import annotations
@@ -48,15 +48,21 @@ METHODS = {
     "imp": Method("train, prune, rewind, again", "magnitude", ("unstructured",)),
     "iterand": Method("a subnetwork of random weights, some redrawn on the way", "learned", ("unstructured",)),
     "edge-popup": Method("a subnetwork of random weights", "learned", ("unstructured",)),
+    "shrink": Method("channels and neurons removed: a smaller ordinary network", "reconstruction", ("channels",)),
 }
 
 
 @dataclass
 class Made:
-    """A pruned network, its masks, and what the making left to tell."""
+    """A pruned network, its masks, and what the making left to tell.
+
+    `smaller`: an ordinary network of fewer channels, with tensors of other shapes than the dense one's; the masks then
+    say which weights of the dense one are gone.
+    """
 
     model: nn.Module
     masks: Masks
+    smaller: bool = False
     record: dict[str, Any] = field(default_factory=dict)
 
 
@@ -106,13 +112,15 @@ def make(cell: Cell, dense: nn.Module, train: Any) -> Made:
         "imp": _imp,
         "iterand": _ticket,
         "edge-popup": _ticket,
+        "shrink": _shrink,
     }[first](cell, dense, train)
     if distilled:
         from prunus.training import distil  # type: ignore[attr-defined,unused-ignore]
 
         length = cell.settings.distil
         config = _config(cell, cell.settings.finetune_lr, salt=2)
-        distil(made.model, dense, train, length=length, masks=made.masks, config=config)
+        masks = None if made.smaller else made.masks
+        distil(made.model, dense, train, length=length, masks=masks, config=config)
     made.model.eval()
     return made
 
@@ -138,7 +146,7 @@ def _reconstruct(cell: Cell, dense: nn.Module, train: Any) -> Made:
         samples=settings.samples,
         seed=cell.seed,
     )
-    return Made(model, masks, {"layer_errors": masks.notes.get("layers")})
+    return Made(model, masks, record={"layer_errors": masks.notes.get("layers")})
 
 
 def _gradual(cell: Cell, dense: nn.Module, train: Any) -> Made:
@@ -162,7 +170,7 @@ def _imp(cell: Cell, dense: nn.Module, train: Any) -> Made:
     options = ImpOptions(allocation=allocation, exclude=cell.settings.exclude)
     config = _config(cell, cell.settings.lr)
     level = imp(build(cell), train, rounds, fraction, length=cell.settings.length, config=config, options=options)[-1]
-    return Made(level.model, level.masks, {"rounds": rounds})
+    return Made(level.model, level.masks, record={"rounds": rounds})
 
 
 def imp_rounds(sparsity: float) -> tuple[int, float]:
@@ -193,7 +201,21 @@ def _ticket(cell: Cell, dense: nn.Module, train: Any) -> Made:
         config=_config(cell, 0.3),
         exclude=settings.exclude,
     )
-    return Made(ticket.model, ticket.masks, {"events": ticket.record.get("events")})
+    return Made(ticket.model, ticket.masks, record={"events": ticket.record.get("events")})
+
+
+def _shrink(cell: Cell, dense: nn.Module, train: Any) -> Made:
+    """A network with 1 - sparsity of the multiply-adds."""
+    from torch.utils.data import Subset
+
+    from prunus.structure import find_removal
+
+    data = Subset(train, range(min(cell.settings.samples, len(train))))
+    example = train[0][0].unsqueeze(0)
+    removal = find_removal(
+        dense, 1 - cell.sparsity, example=example, data=data, exclude=cell.settings.exclude, seed=cell.seed
+    )
+    return Made(removal.apply(), removal.masks, smaller=True, record={"multiply_adds": removal.share})
 
 
 def _config(cell: Cell, lr: float, salt: int = 0) -> FitConfig:

@@ -23,8 +23,8 @@ def retime(cells: Sequence[Cell], store: Store, show: Callable[[Cell, float], No
     count = 0
     for cell in cells:
         result = results.get(cell.key)
-        if result is None or result.record.get("speedup") is None:
-            continue
+        if result is None or result.record.get("speedup") is None or cell.method.startswith("shrink"):
+            continue  # a smaller network is not its masks: it would have to be made again
         record: dict[str, Any] = {**result.record, "layers": [dict(layer) for layer in result.record["layers"]]}
         record |= _times(cell, store, record["layers"]) | {"versions": versions()}
         store.add(cell, record, seconds=result.seconds)
