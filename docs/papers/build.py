@@ -1,4 +1,4 @@
-"""Writes the index page of the pages on the papers, README.md, from the claims.
+"""Writes the index of the claims, README.md, and the errata sheets, from the claims' records and checks.
 
 Run it after a claim changed: python docs/papers/build.py. A test compares the committed page with `render()`.
 """
@@ -9,6 +9,8 @@ import os
 from collections import Counter
 from pathlib import Path
 
+from prunus.papers import STATUS
+from prunus.papers.errata import sheet
 from prunus.theory import claims
 
 FOLDER = Path(__file__).resolve().parent
@@ -19,16 +21,9 @@ PAPERS = {
     "tangent": ("Tangent kernels", "What random pruning does to the limiting kernel."),
     "iterand": ("Tickets", "How wide a random network must be to hold a target network."),
 }
-STATUS = {
-    "right": "verified as printed",
-    "sloppy": "true after an obvious repair",
-    "misprint": "the formula as printed is wrong",
-    "wrong": "the argument fails; a corrected statement is given",
-    "added": "not in the paper; derived and checked here",
-}
 HEAD = """# The papers as a checked index
 
-Every computable result of the papers is a function of `prunus.theory`, found by its id in `prunus.theory.claims`.
+The computable results of the papers are functions of `prunus.theory`, found by their ids in `prunus.theory.claims`.
 The corrected form is the function; the printed form, where it differs, is kept beside it. Each claim has reference
 values and at least one independent check: enumeration, a second formula, Monte Carlo with a false-alarm rate of 1e-6,
 or a property.
@@ -45,6 +40,7 @@ claims["B-3"].erratum  # what is wrong with it, in one sentence
 prunus theory                     lists the claims
 prunus theory B-3                 explains one
 prunus theory B-3 n=4 r=2         evaluates it, printed beside corrected
+prunus theory "Theorem 3.5"       searches by paper, theorem or word
 prunus theory --check             recomputes all reference values and runs all checks
 prunus theory --vacuity           says what the closeness theorems allow in practice
 ```
@@ -60,21 +56,29 @@ def render() -> str:
     lines += [f"| {status} | {counts[status]} | {meaning} |" for status, meaning in STATUS.items()]
     for paper, (title, purpose) in PAPERS.items():
         chosen = [claim for claim in claims.values() if claim.paper == paper]
-        lines += ["", f"## [{title}]({paper.replace('_', '-')}.md)", "", purpose, ""]
-        lines += ["| id | result | status | erratum | function |", "|---|---|---|---|---|"]
+        name = paper.replace("_", "-")
+        lines += ["", f"## [{title}]({name}.md)", "", f"{purpose} [Errata](errata-{name}.md).", ""]
+        lines += ["| id | result | status | erratum | code |", "|---|---|---|---|---|"]
         for claim in chosen:
-            function = f"`{paper}.{claim.name}`"
-            cells = (claim.id, claim.title, claim.status, claim.erratum, function)
+            file = Path(claim.function.__module__.replace(".", "/")).with_suffix(".py")
+            code = f"[`{claim.name}`](../../src/{file.as_posix()})"
+            cells = (claim.id, claim.title, claim.status, claim.erratum, code)
             lines.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
     return "\n".join(lines) + "\n"
 
 
+def pages() -> dict[str, str]:
+    """Names and texts of all pages that are written here: the index, and an errata sheet for each paper."""
+    sheets = {f"errata-{paper.replace('_', '-')}.md": sheet(paper) for paper in PAPERS}
+    return {"README.md": render(), **sheets}
+
+
 def main() -> None:
-    """Write README.md beside this file."""
-    page = FOLDER / "README.md"
-    temporary = page.with_suffix(".md.tmp")
-    temporary.write_text(render(), "utf8")
-    os.replace(temporary, page)
+    """Write the pages beside this file."""
+    for name, text in pages().items():
+        temporary = FOLDER / f"{name}.tmp"
+        temporary.write_text(text, "utf8")
+        os.replace(temporary, FOLDER / name)
 
 
 if __name__ == "__main__":

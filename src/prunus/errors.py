@@ -57,8 +57,14 @@ class UnknownName(BadInput, KeyError):
         There is no score named 'magnitud'. Known: magnitude, random; did you mean 'magnitude'?
     """
 
-    def __init__(self, kind: str, name: object, valid: Iterable[str]) -> None:
-        names = sorted(valid)
+    def __init__(self, kind: str, name: object, valid: Iterable[str], of: int = 0) -> None:
+        """`of`: how many there are where `valid` holds only the nearest of them."""
+        names = list(valid)
+        if of > len(names):
+            near = ", ".join(names)
+            super().__init__(f"There is no {kind} named {name!r}; the nearest of the {of} are {near}.")
+            return
+        names.sort()
         close = difflib.get_close_matches(str(name), names, n=1)
         hint = f"; did you mean {close[0]!r}?" if close else "."
         super().__init__(f"There is no {kind} named {name!r}. Known: {', '.join(names)}{hint}")

@@ -109,7 +109,8 @@ def test_every_value_shape_is_parsed():
 @pytest.mark.parametrize(
     "words, part",
     [
-        (["Z-9"], "There is no claim named 'Z-9'. Known: B-0,"),
+        (["Z-9"], "There is no claim named 'Z-9'; the nearest of the"),
+        (["zonohedron"], "No claim speaks of 'zonohedron'"),
         (["--check", "Z-9"], "There is no claim named 'Z-9'"),
         (["K-1a", "0.5"], "must have the form name=value"),
         (["K-1a", "correlation="], "must have the form name=value"),
@@ -191,3 +192,44 @@ def test_installed_command_and_its_help():
     done = subprocess.run([*command, "theory", "Z-9"], capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
     assert done.stderr.startswith("prunus: There is no claim named 'Z-9'")
+
+
+@pytest.mark.parametrize("words", [["Theorem 3.5"], ["theorem", "3.5"], ["Yang", "Theorem 3.5"], ["k", "theorem 3.5"]])
+def test_searches_by_theorem_paper_and_word(capsys, words):
+    status, out, _ = call(capsys, *words, "--json")
+    assert status == 0
+    found = {row["id"] for row in json.loads(out)}
+    assert {"K-5", "K-10a"} <= found
+    assert all(name.startswith("K-") for name in found)
+
+
+def test_letters_are_explained_and_titles_stand_alone(capsys):
+    _, out, _ = call(capsys)
+    assert "K  tangent kernels: Yang and Wang" in out
+    _, out, _ = call(capsys, "B-3")
+    assert out.splitlines()[0].endswith("in each bank")
+    assert "status: wrong, the argument fails" in " ".join(out.split())
+    assert "code: prunus.formulas.energy.bank_energy" in out
+
+
+@pytest.mark.parametrize("words", [["n=4", "r=2", "law=laplace"], ["n=4", "r=4"]])
+def test_the_corrected_value_comes_where_the_published_formula_has_none(capsys, words):
+    status, out, _ = call(capsys, "B-3", *words, "--json")
+    assert status == 0
+    record = json.loads(out)
+    assert record["corrected"]["energy"] > 0
+    assert record["printed"] is None
+    assert record["printed_fails"]
+    status, out, _ = call(capsys, "B-3", *words)
+    assert status == 0
+    assert "The published formula has no value here" in out
+
+
+def test_yes_and_no_are_truth_values(capsys):
+    yes, no = (
+        json.loads(call(capsys, "P-9e", "d=64", "exponent=0.5", f"replacement={word}", "--json")[1])
+        for word in ("yes", "no")
+    )
+    assert yes["arguments"]["replacement"] is True
+    assert no["arguments"]["replacement"] is False
+    assert yes["corrected"] != no["corrected"]

@@ -18,9 +18,19 @@ def load_build():
     return module
 
 
-def test_index_page_is_up_to_date():
-    committed = (FOLDER / "README.md").read_text("utf8")
-    assert committed == load_build().render(), "run python docs/papers/build.py and commit docs/papers/README.md"
+def test_written_pages_are_up_to_date():
+    for name, text in load_build().pages().items():
+        assert (FOLDER / name).read_text("utf8") == text, f"{name}: run python docs/papers/build.py and commit it"
+
+
+def test_an_errata_sheet_says_published_right_why_and_how():
+    for paper in load_build().PAPERS:
+        text = (FOLDER / f"errata-{paper.replace('_', '-')}.md").read_text("utf8")
+        for claim in claims.values():
+            listed = f"## {claim.id}:" in text
+            assert listed == (claim.paper == paper and claim.status in ("misprint", "wrong", "sloppy")), claim.id
+            assert not listed or claim.erratum, f"{claim.id} does not say why"
+        assert text.count("**Checked by**") == text.count("\n## ")
 
 
 def test_index_page_names_every_claim_and_subject():

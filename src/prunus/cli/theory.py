@@ -12,7 +12,9 @@ from prunus.cli.options import Json, Seed
 
 
 def theory(
-    *words: Annotated[str, Parameter(help="A claim's id, then its arguments as `name=value`; ids with `--check`.")],
+    *words: Annotated[
+        str, Parameter(help="An id, then arguments as `name=value`; or words to search for; ids with `--check`.")
+    ],
     check: Annotated[
         bool, Parameter(negative="", help="Recompute all reference values and run all independent checks.")
     ] = False,
@@ -28,11 +30,14 @@ def theory(
 ) -> int:
     """Evaluate and check the results of the papers.
 
-    Without words it lists all claims, with a letter those of one paper. With an id it explains one claim; with an id
-    and arguments it evaluates it and shows the corrected value beside the printed one. Values are numbers, true or
-    false, lists separated by commas, or JSON. `--seed` is for claims that draw; checks have fixed seeds of their own.
+    Without words it lists all claims. With an id it explains one claim; with an id and arguments it evaluates it and
+    shows the corrected value beside the published one. Anything else is searched for: a letter (P closeness, B balanced
+    sparsity, N noisy top-k, K tangent kernels, I tickets), an author, a theorem, a word. Values are numbers, yes or no,
+    lists separated by commas, or JSON. `--seed` is for claims that draw; checks have fixed seeds of their own.
 
     Example: `prunus theory`
+
+    Example: `prunus theory "Theorem 3.5"`
 
     Example: `prunus theory B-3 n=4 r=2`
 
@@ -42,18 +47,32 @@ def theory(
 
     Example: `prunus theory --vacuity --width 256,4096 --layers 3`
     """
+    from prunus.errors import BadInput
     from prunus.theory import claims
 
     if vacuity:
         return _vacuity(_whole_numbers("--width", width), _whole_numbers("--layers", layers), error, failure, json)
     if check:
         return _check(words, json)
-    family = words[0].upper() if len(words) == 1 and len(words[0]) == 1 else ""
-    if not words or any(identifier.startswith(f"{family}-") for identifier in claims):
-        return _list(family, json)
-    if len(words) == 1:
-        return _describe(claims[words[0]], json)
-    return _evaluate(claims[words[0]], words[1:], seed, json)
+    if not words:
+        return _list(list(claims.values()), json, letters=True)
+    if _is_id(words[0]):
+        return (
+            _evaluate(claims[words[0]], words[1:], seed, json) if len(words) > 1 else _describe(claims[words[0]], json)
+        )
+    found = claims.search(*words)
+    if not found:
+        raise BadInput(
+            f"No claim speaks of {' '.join(words)!r}: search for a paper, a theorem or a word, or give an id."
+        )
+    return _list(found, json)
+
+
+def _is_id(word: str) -> bool:
+    """Whether a word has the form of an id, as in B-3 or k-10b."""
+    import re
+
+    return re.fullmatch(r"[A-Za-z]-?\d+[a-z]?", word.strip()) is not None
 
 
 def parse_value(text: str) -> Any:
@@ -103,17 +122,20 @@ def _whole_numbers(option: str, text: str) -> tuple[int, ...]:
     return tuple(numbers)
 
 
-def _list(family: str, json: bool) -> int:
+def _list(chosen: Sequence[Any], json: bool, letters: bool = False) -> int:
     from prunus.cli.output import console, print_json, print_table
-    from prunus.theory import claims
+    from prunus.papers import LETTERS
 
-    chosen = [claim for claim in claims.values() if claim.id.startswith(f"{family}-" if family else "")]
     if json:
         fields = ("id", "title", "status", "source", "erratum", "paper", "name")
         print_json([{field: getattr(claim, field) for field in fields} for claim in chosen])
         return 0
     print_table(["id", "title", "status"], [[c.id, c.title, c.status] for c in chosen], left=(0, 1, 2))
-    console().print(f"{len(chosen)} claims. Explain one: prunus theory {chosen[0].id}")
+    if letters:
+        for letter, meaning in LETTERS.items():
+            console().print(f"{letter}  {meaning}", markup=False)
+    count = f"{len(chosen)} claim{'s' * (len(chosen) != 1)}"
+    console().print(f"{count}. Explain one: prunus theory {chosen[0].id}", markup=False)
     return 0
 
 
@@ -142,36 +164,48 @@ def _describe(claim: Any, json: bool) -> int:
         print_json(record)
         return 0
     out = console()
-    out.print(f"{claim.id}  {claim.title} ({claim.status})", markup=False)
+    out.print(f"{claim.id}  {claim.title}", markup=False)
     rows = [["takes", name, meaning] for name, meaning in claim.arguments.items()]
     rows += [["gives", name, meaning] for name, meaning in claim.returns.items()]
     rows += [["printed", name, meaning] for name, meaning in claim.printed_returns.items()]
     print_table(["", "name", "meaning"], rows, left=(0, 1, 2))
     _print_origin(claim)
+    out.print(f"code: {claim.function.__module__}.{claim.name}", markup=False)
     out.print(f"example: {record['example']}", markup=False)
     return 0
 
 
 def _evaluate(claim: Any, words: Sequence[str], seed: int, json: bool) -> int:
     from prunus.cli.output import console, print_json, print_table
+    from prunus.errors import BadInput
 
     arguments = _arguments(words)
     if "seed" in claim.arguments:
         arguments.setdefault("seed", seed)
-    corrected, printed = claim(**arguments), claim.printed(**arguments)
+    for name, value in arguments.items():
+        if claim.arguments.get(name, "").startswith("bool") and value in ("yes", "no"):
+            arguments[name] = value == "yes"
+    corrected, printed, silent = claim(**arguments), None, ""
+    try:
+        printed = claim.printed(**arguments)
+    except BadInput as error:  # the published formula covers less: the corrected value comes all the same
+        silent = str(error)
     if json:
         record = {"id": claim.id, "title": claim.title, "status": claim.status, "arguments": arguments}
         print_json(
             {**record, "corrected": corrected, "printed": printed, "erratum": claim.erratum, "source": claim.source}
+            | ({"printed_fails": silent} if silent else {})
         )
         return 0
-    console().print(f"{claim.id}  {claim.title} ({claim.status})", markup=False)
+    console().print(f"{claim.id}  {claim.title}", markup=False)
     columns = ["value", "corrected", *(["printed"] if printed else []), "meaning"]
     rows = []
     for name, value in corrected.items():
         beside = [_shown(printed.get(name))] if printed else []
         rows.append([name, _shown(value), *beside, claim.returns.get(name, "")])
     print_table(columns, rows, left=(0, len(columns) - 1))
+    if silent:
+        console().print(f"The published formula has no value here: {silent}", markup=False)
     _print_origin(claim)
     return 0
 
@@ -194,7 +228,9 @@ def _shown(value: Any) -> str:
 
 def _print_origin(claim: Any) -> None:
     from prunus.cli.output import console
+    from prunus.papers import STATUS
 
+    console().print(f"status: {claim.status}, {STATUS[claim.status]}", markup=False)
     if claim.erratum:
         console().print(f"erratum: {claim.erratum}", markup=False)
     console().print(f"source: {claim.source}", markup=False)

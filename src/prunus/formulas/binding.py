@@ -3,13 +3,17 @@
     @claim("P-15d")
     def theorem1_prime_difference(rows, columns, ...): ...
 
-`@printed("P-15d")` marks the published formula where it differs from the corrected one.
+`@printed("P-15d")` marks the published formula where it differs from the corrected one. A bound function never fails
+with a raw arithmetic error: where its arguments are admissible but a float cannot hold the result, it says so.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
+
+from prunus.errors import BadInput, PrunusError
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -44,10 +48,23 @@ def bound() -> frozenset[str]:
 
 def _register(table: dict[str, Callable[..., Any]], id: str) -> Callable[[Function], Function]:
     def register(function: Function) -> Function:
-        known = table.setdefault(id, function)
+        known = table.get(id, function)
         if (known.__module__, known.__qualname__) != (function.__module__, function.__qualname__):
             raise ValueError(f"{id} is bound twice: to {known.__qualname__} and to {function.__qualname__}.")
-        table[id] = function  # a module that is loaded again binds its new function
-        return function
+
+        @functools.wraps(function)
+        def guarded(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return function(*args, **kwargs)
+            except PrunusError:
+                raise
+            except (ArithmeticError, ValueError, MemoryError) as error:
+                reason = str(error.args[-1]).lower() if error.args else "overflow"
+                raise BadInput(
+                    f"{id} has no value that a float can hold for these arguments ({reason}): take less extreme ones."
+                ) from error
+
+        table[id] = guarded  # a module that is loaded again binds its new function
+        return cast(Function, guarded)
 
     return register

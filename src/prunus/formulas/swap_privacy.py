@@ -127,11 +127,14 @@ def _completions(m: int, others: int, theta: float, j: int) -> list[float]:
         def up(u: Any, shift: int = shift) -> Any:
             return (size - u) * (rest - shift - u) * q / ((u + 1.0) * (u + shift + 1.0))
 
+        def log_up(u: int, shift: int = shift) -> float:  # exp(-2 theta) may be too small for a float
+            return math.log((size - u) * (rest - shift - u) / ((u + 1.0) * (u + shift + 1.0))) - 2.0 * theta
+
         def down(u: Any, shift: int = shift) -> Any:
             return u * (u + shift) / ((size - u + 1.0) * (rest - shift - u + 1.0) * q)
 
         mode = _first_fall(up, low, high)
-        level = 0.0 if anchor is None else _carried(anchor, mode, s, (size, rest, j, theta), up)
+        level = 0.0 if anchor is None else _carried(anchor, mode, s, (size, rest, j, theta), log_up)
         anchor = (mode, level)
         above = outward(up, mode, 1, high - mode, width, _CUT)
         below = outward(down, mode, -1, mode - low, width, _CUT)
@@ -139,7 +142,7 @@ def _completions(m: int, others: int, theta: float, j: int) -> list[float]:
     return result
 
 
-def _carried(anchor: tuple[int, float], mode: int, s: int, sizes: tuple[int, int, int, float], up: Any) -> float:
+def _carried(anchor: tuple[int, float], mode: int, s: int, sizes: tuple[int, int, int, float], log_up: Any) -> float:
     """log of the term at (mode, s) from that at the mode of s - 1: one step to s, then along u."""
     size, rest, j, theta = sizes
     u, level = anchor
@@ -150,11 +153,11 @@ def _carried(anchor: tuple[int, float], mode: int, s: int, sizes: tuple[int, int
         coming = u + j - (s - 1)
         level += math.log(coming / (rest - coming + 1.0)) + theta
     while u < mode:
-        level += math.log(up(u))
+        level += log_up(u)
         u += 1
     while u > mode:
         u -= 1
-        level -= math.log(up(u))
+        level -= log_up(u)
     return level
 
 

@@ -7,8 +7,11 @@ function decorated with `@printed(id)` computes what the paper says, so that bot
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import inspect
+import numbers
+import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -17,9 +20,11 @@ from importlib import resources
 from string import ascii_lowercase
 from typing import Any
 
+import numpy as np
+
 from prunus.errors import BadInput, UnknownName
 from prunus.formulas.binding import corrected_form, printed_form
-from prunus.papers import PAPERS
+from prunus.papers import LETTERS, PAPERS
 
 
 @dataclass(frozen=True)
@@ -72,6 +77,9 @@ class Claim:
         """What the paper's formula gives for the same arguments; None where it does not differ."""
         if self.printed_function is None:
             return None
+        unknown = [name for name in arguments if name not in inspect.signature(self.printed_function).parameters]
+        if unknown and set(unknown) <= set(self.arguments):
+            raise BadInput(f"The published formula of {self.id} has no argument {', '.join(map(repr, unknown))}.")
         return self._evaluate(self.printed_function, self.printed_returns, arguments)
 
     def _evaluate(
@@ -82,6 +90,8 @@ class Claim:
         except TypeError as error:
             signature = ", ".join(f"{name} ({meaning})" for name, meaning in self.arguments.items())
             raise BadInput(f"{self.id} cannot be evaluated: {error}. It takes {signature}.") from None
+        for name, value in arguments.items():
+            _check_kind(name, value, self.arguments.get(name, ""))
         result = function(**arguments)
         if isinstance(result, Mapping):
             return dict(result)
@@ -106,7 +116,31 @@ class Claims(Mapping[str, Claim]):
         for candidate in (wanted, f"{wanted}a"):
             if candidate in self._records:
                 return self._records[candidate]
-        raise UnknownName("claim", key, self._records)
+        near = difflib.get_close_matches(wanted, self._records, n=3, cutoff=0.0)
+        raise UnknownName("claim", key, near, of=len(self._records))
+
+    def search(self, *words: str) -> list[Claim]:
+        """The claims whose id, title, source, paper, names or erratum hold all of these words, in any order.
+
+        Args:
+            *words: words or phrases, in any case: a paper ("closeness", "Chijiwa"), a place in it ("Theorem 3.5",
+                "eq. (11)", "Lemma A.5"), a letter of the ledger ("K"), or anything that a record speaks of.
+
+        Returns:
+            The claims in the order of the ledger; an empty list where none holds them all.
+
+        Example:
+            >>> [claim.id for claim in claims.search("Lemma A.5")]
+            ['I-10a', 'I-10b']
+        """
+        letters = {word.strip().upper() for word in words} & set(LETTERS)
+        words = tuple(word for word in words if word.strip().upper() not in LETTERS)
+        wanted = [re.compile(rf"(?<![\w.]){re.escape(word.strip().lower())}(?![\w])") for word in words if word.strip()]
+        return [
+            claim
+            for claim in self.values()
+            if letters <= {claim.id[0]} and all(pattern.search(_text(claim)) for pattern in wanted)
+        ]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._records)
@@ -116,6 +150,37 @@ class Claims(Mapping[str, Claim]):
 
     def __repr__(self) -> str:
         return f"<{len(self)} claims: {', '.join(list(self)[:4])}, ...>"
+
+
+def _text(claim: Claim) -> str:
+    """Everything a search looks at, in small letters."""
+    meanings = (*claim.arguments, *claim.returns, *claim.returns.values())
+    parts = (claim.id, claim.title, claim.source, claim.paper.replace("_", " "), claim.erratum, *meanings)
+    return " | ".join((*parts, LETTERS[claim.id[0]])).lower()
+
+
+def _check_kind(name: str, value: Any, meaning: str) -> None:
+    """Refuse a value of another kind than the record's description begins with; the formula checks its range."""
+    kind = meaning.partition(":")[0]
+    if value is None or not kind:
+        return
+    several = isinstance(value, (list, tuple, np.ndarray))
+    if kind == "bool" and not isinstance(value, (bool, np.bool_)):
+        raise BadInput(f"{name} must be true or false, got {value!r}.")
+    if kind in ("int", "float") and (isinstance(value, (bool, str, list, tuple, dict)) or not _numeric(value)):
+        raise BadInput(f"{name} must be a number, got {value!r}.")
+    if kind == "str" and not isinstance(value, str):
+        raise BadInput(f"{name} must be a word, got {value!r}.")
+    if kind.startswith(("list", "nested")) and not several:
+        raise BadInput(f"{name} must be a {kind}, as in [1, 2], got {value!r}.")
+    if kind == "list of float" or kind == "list of int" or kind == "float or list of float":
+        for item in value if several else (value,):
+            if isinstance(item, (bool, str, list, tuple, dict)) or not _numeric(item):
+                raise BadInput(f"{name} must hold numbers only, got {item!r}.")
+
+
+def _numeric(value: Any) -> bool:
+    return isinstance(value, (numbers.Real, np.ndarray))
 
 
 def _read(entry: dict[str, Any], paper: str) -> Claim:

@@ -1,4 +1,4 @@
-"""DP-SGD on kept coordinates (the setting of the noisy top-k authors, N-14, N-15), on Opacus's per-example gradients.
+"""DP-SGD on kept coordinates (as in a public implementation, N-14, N-15), on Opacus's per-example gradients.
 
     private = make_private(model, optimizer, loader, NoisyTopK.from_local_epsilon(0.1, 1e-3, d),
                            noise_multiplier=1.1, clip=1.0, options=PrivateOptions(epsilon=3.0))
@@ -31,7 +31,7 @@ class PrivateOptions:
     """Budget and details of `make_private`.
 
     epsilon, delta: the budget; a step that would pass it raises `BudgetSpent` before anything is released.
-    group: draw masks in groups of so many coordinates (256 in the authors' code); None ranks all of them together.
+    group: draw masks in groups of so many coordinates (256 is in use); None ranks all of them together.
     swaps: count the indices as if one record moved at most so many of them. This is metric privacy: an assumption that
         nothing enforces, not a guarantee. None makes none.
     poisson: sample batches as the accounting assumes; False keeps the loader's own and gives up amplification.

@@ -198,8 +198,8 @@ def test_correlated_rows_come_as_matrices_too():
 
 
 def test_spread_of_rows():
-    assert b.row_energy_spread(0.75) == pytest.approx(0.12606, abs=1e-5)
-    values = [b.row_energy_spread(sparsity) for sparsity in (0.1, 0.3, 0.6, 0.9, 1.0)]
+    assert b.row_energy_spread(0.75)["spread"] == pytest.approx(0.12606, abs=1e-5)
+    values = [b.row_energy_spread(sparsity)["spread"] for sparsity in (0.1, 0.3, 0.6, 0.9, 1.0)]
     assert values == sorted(values)
 
 

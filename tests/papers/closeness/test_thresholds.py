@@ -23,7 +23,7 @@ quick = settings(max_examples=25, deadline=None, derandomize=True)
     [
         (lambda: o.squared_order_moment(10, 11), r"r must be a whole number in \[1, 10\]"),
         (lambda: o.squared_order_moment(10, 4, -2.0), r"power must be a finite number above -2"),
-        (lambda: o.magnitude_order_moment(10, 4, -4.0), r"power must be a finite number above -4"),
+        (lambda: o.magnitude_order_moment(10, 4, -4.0), r"power must be a finite number in \(-4, 10000\]"),
         (lambda: o.magnitude_order_moment(10, 4, law="cauchy"), "laplace, normal, uniform"),
         (lambda: o.pruned_entry_moments(10, 11), r"r .* \[0, 10\]"),
         (lambda: o.pruned_entry_moments_printed(10, 11), r"r .* \[0, 10\]"),
@@ -34,7 +34,7 @@ quick = settings(max_examples=25, deadline=None, derandomize=True)
         (lambda: o.magnitude_order_cdf_printed(10, 0, 1.0), r"r .* \[1, 10\]"),
         (lambda: o.correlated_order_moment(10, 3, 1.0), r"correlation .* \[0, 1\)"),
         (lambda: o.correlated_order_moment(10, 3, -0.1), r"correlation .* \[0, 1\)"),
-        (lambda: o.correlated_order_moment(10, 3, 0.5, 0.0), "power .* above 0"),
+        (lambda: o.correlated_order_moment(10, 3, 0.5, 0.0), r"power .* \(0, 10000\]"),
     ],
 )
 def test_domain_sentences(call: Any, words: str) -> None:

@@ -127,8 +127,9 @@ def test_kept_fractions_of_the_ledger(size, kept, theta, fraction):
 def test_gain_over_random():
     for theta, kept in ((1e-3, 0.1001681112), (1e-2, 0.1016261804), (1e-1, 0.1162068725)):
         result = s.gain_over_random(32_768, 3277, theta)
-        assert result["kept"] == pytest.approx(kept, abs=1e-10)
-        assert result["gain"] == pytest.approx(kept - 3277 / 32_768, abs=1e-10)
+        gain = (kept - 3277 / 32_768) * 32_768 / 32_767
+        assert result["kept"] == pytest.approx(3277 / 32_768 + gain, abs=1e-10)
+        assert result["gain"] == pytest.approx(gain, abs=1e-10)
     assert s.gain_over_random(32_768, 3277, 2.13e-8)["gain"] == pytest.approx(3.45e-9, rel=0.01)
 
 

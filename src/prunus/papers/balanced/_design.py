@@ -40,7 +40,7 @@ def energy_order(rows: int, columns: int, banks: int, r: int, law: str = "normal
     """B-4: share of energy removed from a large layer, a whole matrix and bank by bank, at the same sparsity.
 
     limit <= unstructured <= balanced always (the level of the threshold shrinks in convex order as the sample
-    grows); the paper concludes the opposite.
+    grows); the printed formulas imply the opposite.
     """
     rows, columns, banks, r, bank = matrix_arguments(rows, columns, banks, r)
     values = {

@@ -143,7 +143,9 @@ def simulated_rows() -> str:
     level = limit_energy(0.75)
     w = rng.standard_normal(200_000)
     energies = np.where(np.abs(w) <= level["threshold"], np.square(w), 0.0)
-    assert_mean("spread", np.square(energies - level["energy"]), b.row_energy_spread(0.75))
+    spread = b.row_energy_spread(0.75)
+    assert_mean("spread", np.square(energies - level["energy"]), spread["spread"])
+    assert_mean("own share", np.square(energies - level["energy"] * np.square(w)), spread["own_share"])
     return "6,000 simulated rows, 40,000 correlated inputs, 200,000 weights, false alarm 1e-6 each"
 
 

@@ -133,7 +133,6 @@ from prunus.papers.closeness._theorem2 import (
 )
 from prunus.papers.closeness._theorem3 import (
     block_norm,
-    block_norm_printed,
     convolution_norm_order,
     convolution_norm_order_printed,
     kernel_norm_law,
@@ -173,7 +172,6 @@ __all__ = [
     "binomial_tail_bound",
     "binomial_tail_bound_printed",
     "block_norm",
-    "block_norm_printed",
     "calibrated_condition",
     "chernoff_crossing",
     "chernoff_rate",

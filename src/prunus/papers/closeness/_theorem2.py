@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike
 
 from prunus.errors import BadInput
 from prunus.formulas.binding import claim
-from prunus.formulas.domain import choice, delta_in, positive, probability, whole
+from prunus.formulas.domain import choice, delta_in, positive, probability, real, whole
 from prunus.formulas.norms import uniform_norm_quantile
 from prunus.formulas.numbers import elementwise, fourth_moment, per_layer, power, reals
 from prunus.papers.closeness._counts import theorem2_exponent_cap
@@ -33,14 +33,24 @@ def theorem2_constants(
     latala: float,
     lipschitz: float = 1.0,
 ) -> dict[str, float]:
-    """Constants c_2 and C_1 to C_4 of Theorem 2 (P-17a); they depend on K_1, K_2 too."""
+    """Constants c_2 and C_1 to C_4 of Theorem 2 (P-17a); they depend on K_1, K_2 too.
+
+    The closed form doubles the error in every pruned layer, which needs N_k >= 1 there (layers 2 to l-1): below, the
+    recursion itself (P-14a) is larger. C_1 is about the same layers: it makes the difference at most their norm bound.
+    """
     layers = whole("layers", layers, 3)
     bounds = per_layer("norms", norms, layers, open_low=True)
+    inner = bounds[1:-1]
+    if inner.min() < 1.0:
+        raise BadInput(
+            f"norms must be at least 1 in the pruned layers 2 to {layers - 1}, where Theorem 2 doubles the error, got "
+            f"{inner.min():g}: raise the bound to 1, or use the recursion (P-14a)."
+        )
     slopes = power(positive("lipschitz", lipschitz), layers - 1)
     difference = _moment_constant(second, fourth, latala, 3.0)
     return {
         "difference_constant": difference,
-        "constant1": 1.0 / float(bounds.min()),
+        "constant1": 1.0 / float(inner.min()),
         "constant2": (power(2.0, layers - 2) - 1.0) * slopes * float(np.prod(bounds)),
         "constant3": 3 * (layers - 2),
         "constant4": 3.0 * difference * (layers - 2),
@@ -156,7 +166,7 @@ def theorem2_width(
 ) -> dict[str, float]:
     """Width that Theorem 2 requires at a given exponent, as a logarithm: it passes every float soon (P-25b)."""
     exponent = probability("exponent", exponent, open_low=True, open_high=True)
-    c = theorem2_constants(layers, positive("norm_bound", norm_bound), second, fourth, latala, lipschitz)
+    c = theorem2_constants(layers, real("norm_bound", norm_bound, 1.0), second, fourth, latala, lipschitz)
     delta = delta_in(delta)
     by_error = 4.0 / exponent * math.log10(c["constant2"] / positive("error", error))
     by_failure = 4.0 / exponent * math.log10(c["constant4"] / delta)
@@ -191,10 +201,13 @@ def theorem2_width_floor(
 def theorem2_best_claim(
     d: int, layers: int, norm_bound: float, second: float, fourth: float, latala: float, lipschitz: float = 1.0
 ) -> dict[str, float]:
-    """Best statement Theorem 2 can make for square layers of width d: the exponent at its cap (P-25d)."""
+    """Best statement Theorem 2 can make for square layers of width d: the exponent at its cap (P-25d).
+
+    With norm_bound >= 1 the difference d^(-exponent/4) is below it, as the closed form needs.
+    """
     d = whole("d", d, 3)
     exponent = theorem2_exponent_cap(d, d)["cap"]
-    c = theorem2_constants(layers, positive("norm_bound", norm_bound), second, fourth, latala, lipschitz)
+    c = theorem2_constants(layers, real("norm_bound", norm_bound, 1.0), second, fourth, latala, lipschitz)
     shrink = d ** (-exponent / 4.0)
     inner = max(0.0, 1.0 - (layers - 2) * c["difference_constant"] * shrink)
     return {

@@ -219,16 +219,8 @@ def kernel_norm_quantile(kernel: int, level: float, sigma: float = 1.0) -> float
 @claim("P-23c")
 @elementwise
 def block_norm(image: int, norm: float) -> float:
-    """L1 norm of the circulant block of a kernel, which repeats the kernel p^2 times (App. C.2 corrected, P-23c)."""
+    """L1 norm of the circulant block of a kernel: p^2 times the kernel's, so the ordering is the same (P-23c)."""
     return whole("image", image, 1) ** 2 * real("norm", norm, 0.0)
-
-
-@printed("P-23c")
-@elementwise
-def block_norm_printed(image: int, norm: float) -> float:
-    """The kernel's own L1 norm, which App. C.2 calls equivalent."""
-    whole("image", image, 1)
-    return real("norm", norm, 0.0)
 
 
 @claim("P-34a")
@@ -339,7 +331,8 @@ def _theorem3_error(
     """Norm bound L^(l-1) x^(l-1) of the convolution part, and the error relative to it, (1+y/x)^(l-2)-1."""
     layers, image, d = whole("layers", layers, 3), whole("image", image, 2), whole("d", d, 3)
     image_exponent = probability("image_exponent", image_exponent, open_low=True, open_high=True)
-    width_exponent = positive("width_exponent", width_exponent)
+    # Theorem 3 has width_exponent < exponent / 4, and its exponent is below 1.
+    width_exponent = real("width_exponent", width_exponent, 0.0, 0.25, open_low=True, open_high=True)
     x, y = image**-image_exponent, d**-width_exponent
     slope = real("lipschitz", lipschitz, 0.0)
     return power(slope * x, layers - 1), excess_power(y / x, layers - 2)

@@ -31,6 +31,7 @@ ORDER, COARSE_ORDER = 16, 10  # accuracy only
 
 PANELS = 20  # accuracy only
 
+MOST_POWER = 1e4  # nodes of the integrals grow with the power
 LAWS = ("normal", "uniform", "laplace")
 
 
@@ -111,7 +112,7 @@ def magnitude_order_moment(n: int, r: int, power: float = 1.0, sigma: float = 1.
     Replaces Theorem 4 of App. C.1, which centres nothing and speaks of the m-th largest.
     """
     n, r = _rank(n, r)
-    power = real("power", power, -float(r), open_low=True)
+    power = real("power", power, -float(r), MOST_POWER, open_low=True)
     sigma = positive("sigma", sigma)
     law = choice("law", law, LAWS)
     if law == "uniform":
@@ -172,7 +173,7 @@ def correlated_order_moment(n: int, r: int, correlation: float, power: float = 1
     """
     n, r = _rank(n, r)
     correlation = real("correlation", correlation, 0.0, 1.0, open_high=True)
-    power = positive("power", power)
+    power = real("power", power, 0.0, MOST_POWER, open_low=True)
     sigma = positive("sigma", sigma)
     if correlation == 0.0:
         return magnitude_order_moment(n, r, power, sigma)

@@ -51,7 +51,7 @@ def coordinate_law(miss_u: float, misses_v: Mapping[float, int], half: int) -> t
     with np.errstate(divide="ignore", invalid="ignore"):  # no hit at all: log of 0, and 0 times minus infinity
         for miss, outputs in misses_v.items():
             lost = np.where(counts == 0, 0.0, counts * miss)
-            log_hits += outputs * np.log1p(-np.exp(lost))
+            log_hits += outputs * np.log(-np.expm1(lost))
     return float(weights @ np.exp(log_hits)), float(weights @ -np.expm1(log_hits))
 
 

@@ -82,11 +82,16 @@ def swap_ratio(m: int, others: int, theta: float, swaps: int) -> dict[str, float
 
 @claim("N-12b")
 def truncation_delta(m: int, others: int, theta: float, low: int, high: int, swaps: int) -> float:
-    """N-12b: DP delta to add where the swap count is cut to [low, high]: P(i > high - swaps) + P(i < low + swaps)."""
+    """N-12b: DP delta to add where the swap count is cut to [low, high]: P(i > high - swaps) + P(i < low + swaps).
+
+    A window that holds every possible count cuts nothing and costs nothing.
+    """
     law = law_of(m, others, theta)
     low = domain.whole("low", low, 0)
     high = domain.whole("high", high, low)
     swaps = domain.whole("swaps", swaps, 0)
+    if low == 0 and high >= min(m, others):
+        return 0.0
     return min(law.at_least(high - swaps + 1) + law.at_most(low + swaps - 1), 1.0)
 
 

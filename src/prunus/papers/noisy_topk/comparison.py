@@ -22,7 +22,7 @@ from prunus.private.dpsgd import PrivateOptions, make_private
 from prunus.private.mechanism import NoisyTopK, Rounded, TwoLevelTopK
 
 METHODS = ("dense", "random", "noisy-top-k", "two-level")
-# Share of the privacy that goes to the indices in the noisy top-k authors' code.
+# Share of the privacy that goes to the indices in a public implementation of noisy top-k.
 INDEX_SHARE = 0.01
 
 

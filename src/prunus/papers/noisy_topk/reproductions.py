@@ -1,4 +1,4 @@
-"""Published results on noisy top-k that can be run again: error theorem, monotonicity, the authors' calibration."""
+"""Published results on noisy top-k that can be run again: error theorem, monotonicity, a calibration in use."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def monotone(d: int = 2000, k: float = 0.05) -> list[dict[str, Any]]:
 
 
 @reproduction(
-    "noisy-topk-calibration", "What the worst-case calibration keeps beyond a random mask", "the authors' public code"
+    "noisy-topk-calibration", "What the worst-case calibration keeps beyond a random mask", "a public implementation"
 )
 def calibration() -> list[dict[str, Any]]:
     """N-14: d = 32,768, k = 10 %, 875 steps of 4,096 of 50,000 records, 1 % of the privacy on the indices."""

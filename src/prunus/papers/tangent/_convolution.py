@@ -9,7 +9,7 @@ from prunus.errors import BadInput
 from prunus.formulas import domain
 from prunus.formulas.binding import claim
 from prunus.formulas.tangent import kept
-from prunus.papers.tangent._kernels import Array, half_sine_angle, next_angle, ramp, step
+from prunus.papers.tangent._kernels import MOST_LAYERS, Array, half_sine_angle, next_angle, ramp, step
 
 
 @claim("K-22a")
@@ -23,7 +23,7 @@ def convolutional_limit(x: ArrayLike, y: ArrayLike, depth: int, kernel: int = 3)
     first, second = _image("x", x), _image("y", y)
     if first.shape != second.shape:
         raise BadInput(f"x and y must have the same shape, got {first.shape} and {second.shape}.")
-    depth, side = domain.whole("depth", depth, 1), domain.whole("kernel", kernel, 1)
+    depth, side = domain.whole("depth", depth, 1, MOST_LAYERS), domain.whole("kernel", kernel, 1)
     if side % 2 == 0:
         raise BadInput(f"kernel must be an odd whole number of at least 1, got {side}.")
     patches_x, patches_y = _patches(first, side), _patches(second, side)
@@ -46,7 +46,7 @@ def convolutional_limit(x: ArrayLike, y: ArrayLike, depth: int, kernel: int = 3)
 @claim("K-22b")
 def masked_convolution_factor(density: float, depth: int) -> float:
     """K-22b: factor on the limit when all layers but the first convolution are masked without rescaling."""
-    return kept("density", density) ** domain.whole("depth", depth, 1)
+    return kept("density", density) ** domain.whole("depth", depth, 1, MOST_LAYERS)
 
 
 def _image(name: str, value: ArrayLike) -> Array:

@@ -23,6 +23,7 @@ from prunus.formulas.tangent import kept
 Array = NDArray[np.float64]
 
 # How far a correlation or angle may lie outside and still count as rounding in single precision.
+MOST_LAYERS = 100_000  # one step of a recursion for each
 _ROUNDING = 1e-6  # accuracy only
 
 _CHUNK = 1 << 15  # accuracy only
@@ -81,7 +82,7 @@ def limiting_kernel_printed(
     angle: ArrayLike, depth: int, norm_x: ArrayLike = 1.0, norm_y: ArrayLike = 1.0
 ) -> dict[str, Any]:
     """K-2a as printed: the product taken to layer depth + 1, with the derivative continued by the recursion."""
-    covariances, derivatives = _layers(angle, domain.whole("depth", depth, 1) + 1, norm_x, norm_y)
+    covariances, derivatives = _layers(angle, domain.whole("depth", depth, 1, MOST_LAYERS) + 1, norm_x, norm_y)
     return _sum_terms(covariances[:-1], derivatives[:-1], derivatives[-1])
 
 
@@ -97,7 +98,7 @@ def layer_covariances(
 @claim("K-4")
 def pruned_limit(angle: ArrayLike, depth: int, density: float) -> dict[str, Any]:
     """K-4 (Theorem 3.1): density ** depth times the dense limit, for {0, 1} masks on all layers but the first."""
-    factor = kept("density", density) ** domain.whole("depth", depth, 1)
+    factor = kept("density", density) ** domain.whole("depth", depth, 1, MOST_LAYERS)
     return {"limit": plain(factor * np.asarray(limiting_kernel(angle, depth)["limit"])), "factor": factor}
 
 
@@ -122,13 +123,13 @@ def weight_rescaled_limit_printed(angle: ArrayLike, depth: int, density: float) 
 @claim("K-6a")
 def training_slowdown(density: float, depth: int) -> float:
     """K-6a: factor by which gradient flow slows down in an un-rescaled pruned network."""
-    return kept("density", density) ** -domain.whole("depth", depth, 1)
+    return kept("density", density) ** -domain.whole("depth", depth, 1, MOST_LAYERS)
 
 
 @claim("K-6b")
 def matched_ridge(ridge: float, density: float, depth: int) -> float:
     """K-6b: ridge for the pruned kernel that gives the dense kernel's predictor."""
-    return domain.real("ridge", ridge, 0.0) * kept("density", density) ** domain.whole("depth", depth, 1)
+    return domain.real("ridge", ridge, 0.0) * kept("density", density) ** domain.whole("depth", depth, 1, MOST_LAYERS)
 
 
 @claim("K-7a")
@@ -154,7 +155,7 @@ def preactivation_scale_printed(density: float, layer: int) -> float:
 @claim("K-8")
 def pruned_back_product(angle: ArrayLike, depth: int, density: float, layer: int) -> Any:
     """K-8 (Lemma 4.3): limit of <b^(layer)(x), b^(layer)(y)>, density and derivative for every layer above."""
-    depth = domain.whole("depth", depth, 1)
+    depth = domain.whole("depth", depth, 1, MOST_LAYERS)
     density, layer = kept("density", density), domain.whole("layer", layer, 1, depth + 1)
     covariances, derivatives = _layers(angle, depth, 1.0, 1.0)
     product = np.ones_like(covariances[0])
@@ -173,7 +174,7 @@ def pruned_input_limit(x: ArrayLike, y: ArrayLike, density: float, depth: int) -
     first, second = domain.array("x", x, 1), domain.array("y", y, 1)
     if first.shape != second.shape:
         raise BadInput(f"x and y must have the same length, got {first.size} and {second.size}.")
-    density, depth = kept("density", density), domain.whole("depth", depth, 1)
+    density, depth = kept("density", density), domain.whole("depth", depth, 1, MOST_LAYERS)
     seen = (first != 0) | (second != 0)
     first, second = first[seen], second[seen]
     if first.size > _LARGEST_ENUMERATION:
@@ -219,7 +220,7 @@ def _mask_averages(x: Array, y: Array, density: float) -> tuple[float, float, fl
 
 def _layers(angle: ArrayLike, depth: int, norm_x: ArrayLike, norm_y: ArrayLike) -> tuple[list[Array], list[Array]]:
     """Sigma of layers 0 .. depth and derivative kernels of layers 1 .. depth, as arrays of one shape."""
-    depth = domain.whole("depth", depth, 1)
+    depth = domain.whole("depth", depth, 1, MOST_LAYERS)
     theta = domain.array("angle", angle)
     outside = theta[(theta < 0) | (theta > math.pi + _ROUNDING)]
     if outside.size:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from prunus.formulas import domain
 from prunus.formulas.binding import claim
 from prunus.formulas.tangent import kept
+from prunus.papers.tangent._kernels import MOST_LAYERS
 
 Array = NDArray[np.float64]
 
@@ -39,7 +40,7 @@ def backward_split(angle: float, depth: int, width: int, density: float, layer: 
     the part along at x, and the largest entry of b - across - along, which is rounding only.
     """
     angle = domain.real("angle", angle, 0.0, math.pi)
-    depth, width = domain.whole("depth", depth, 1), domain.whole("width", width, 1)
+    depth, width = domain.whole("depth", depth, 1, MOST_LAYERS), domain.whole("width", width, 1)
     layer, seed = domain.whole("layer", layer, 1, depth), domain.whole("seed", seed, 0)
     pair = np.array([[1.0, 0.0], [math.cos(angle), math.sin(angle)]])
     weights, masks = draw_network(pair.shape[1], depth, width, kept("density", density), np.random.default_rng(seed))

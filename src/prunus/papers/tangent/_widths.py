@@ -65,8 +65,11 @@ def third_term_ratio(depth: int, error: float) -> dict[str, Any]:
 
 @claim("K-14a")
 def balanced_row_width(density: float, deviation: float, delta: float, depth: int, rows: int) -> int:
-    """K-14a (Lemma 9.9, repaired): width at which all rows of all masks keep their share, with constant 3."""
-    return math.ceil(3 * _row_width(density, deviation, delta, depth, rows))
+    """K-14a (Lemma 9.9, repaired): width at which all rows of all masks keep their share, with constant 3.
+
+    The exponent is min(deviation^2, deviation) / 3: beyond 1 a binomial tail falls exponentially in the deviation only.
+    """
+    return math.ceil(3 * _row_width(density, deviation, delta, depth, rows) * max(1.0, deviation))
 
 
 @printed("K-14a")

@@ -1,0 +1,101 @@
+"""Values that were once wrong or unsound, each against an independent computation."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from prunus.errors import BadInput
+from prunus.theory import balanced, claims, closeness, iterand, noisy_topk, tangent
+
+MOMENTS = {"second": 1.0, "fourth": 3.0, "latala": 1.0}
+
+
+@pytest.mark.parametrize("inner", [0.6, 0.999])
+def test_theorem_2_refuses_norms_below_one_in_pruned_layers(inner: float) -> None:
+    for call in (
+        lambda: closeness.theorem2_constants(5, [2.0, inner, 1.5, 1.5, 2.0], **MOMENTS),
+        lambda: closeness.theorem2_width(0.3, 5, 0.1, 0.05, inner, **MOMENTS),
+        lambda: closeness.theorem2_width_floor(5, 0.1, 0.05, inner, **MOMENTS),
+        lambda: closeness.theorem2_best_claim(1024, 5, inner, **MOMENTS),
+    ):
+        with pytest.raises(BadInput, match="at least 1"):
+            call()
+
+
+def test_theorem_2_is_never_below_the_recursion() -> None:
+    for d in (64, 1024, 10**6):
+        for layers in (3, 4, 5, 8):
+            for bound in (1.0, 1.2, 2.0, 5.0):
+                claim = closeness.theorem2_best_claim(d, layers, bound, **MOMENTS)
+                difference = d ** (-claim["exponent"] / 4)
+                differences = [0.0, *[difference] * (layers - 2), 0.0]
+                assert claim["error"] >= closeness.recursion_error([bound] * layers, differences) * (1 - 1e-12)
+
+
+def test_outer_layers_may_have_small_norms_and_do_not_count_in_c1() -> None:
+    found = closeness.theorem2_constants(4, [0.1, 2.0, 1.1, 3.0], **MOMENTS)
+    assert found["constant1"] == pytest.approx(1 / 1.1)
+    differences = [0.0, 0.5, 0.5, 0.0]
+    assert found["constant2"] * 0.5 >= closeness.recursion_error([0.1, 2.0, 1.1, 3.0], differences)
+
+
+@pytest.mark.parametrize("density", [0.01, 0.1, 0.5])
+@pytest.mark.parametrize("deviation", [0.1, 0.5, 1.0, 2.0, 8.0])
+def test_rows_of_masks_keep_their_share_at_the_promised_width(density: float, deviation: float) -> None:
+    delta, depth, rows = 0.05, 3, 1024
+    width = tangent.balanced_row_width(density, deviation, delta, depth, rows)
+    mean = density * width
+    above = stats.binom.sf(math.floor(mean * (1 + deviation)), width, density)
+    below = stats.binom.cdf(math.ceil(mean * (1 - deviation)) - 1, width, density)
+    assert -math.expm1(depth * rows * math.log1p(-(above + below))) <= delta
+
+
+@pytest.mark.parametrize("d, m", [(2, 1), (10, 3), (256, 26)])
+def test_gain_over_random_is_the_slope_at_zero(d: int, m: int) -> None:
+    step = 1e-6
+    law = noisy_topk.SwapLaw(m, d - m, step)
+    slope = ((m - law.mean) / m - m / d) / step
+    assert noisy_topk.gain_over_random(d, m, step)["gain"] / step == pytest.approx(slope, rel=1e-4)
+
+
+@pytest.mark.parametrize("window", [1e-17, 1e-9, 1e-3])
+def test_small_windows_keep_their_digits(window: float) -> None:
+    """One neuron and one output: the chance is exactly (hit u) times (hit v)."""
+    for resamples in (1, 3):
+        hit = -math.expm1(resamples * math.log1p(-window))
+        assert iterand.coordinate_success(window, resamples, 1, 1) == pytest.approx(hit * hit, rel=1e-12)
+        many = iterand.coordinate_success(window, resamples, 10, 1)
+        assert many == pytest.approx(-math.expm1(10 * math.log1p(-hit * hit)), rel=1e-9)
+    success = claims["I-16a"](weights=[[1.0]], error=1e-9, resamples=1, half=1)["success"]
+    q = 1e-9 / 8  # window of one inner weight; the outer one is as likely at the edge
+    assert 0 < success < 1e-12
+    assert math.isfinite(math.log(success))
+    assert q > 0
+
+
+def test_a_window_that_cuts_nothing_costs_nothing() -> None:
+    for swaps in range(5):
+        assert noisy_topk.truncation_delta(10, 90, 0.2, 0, 10, swaps) == 0.0
+        assert noisy_topk.truncation_delta(10, 90, 0.2, 0, 99, swaps) == 0.0
+    assert noisy_topk.truncation_delta(10, 90, 0.2, 1, 10, 1) > 0.0
+
+
+@pytest.mark.parametrize("exponent", [0.25, 1.0, 5.0])
+def test_theorem_3_refuses_width_exponents_that_no_exponent_allows(exponent: float) -> None:
+    with pytest.raises(BadInput, match="width_exponent"):
+        closeness.theorem3_error(3, 64, 256, 64, 3, 0.2, exponent, 1.1)
+
+
+def test_share_of_a_rows_own_energy_scatters_otherwise() -> None:
+    """4,000 rows of 400 columns: the two spreads within 12 % (five standard errors of a variance are 11 %)."""
+    rng = np.random.default_rng(5)
+    rows = np.square(rng.standard_normal((4000, 400)))
+    removed = np.where(rows <= stats.norm.ppf(0.8) ** 2, rows, 0.0).sum(axis=1)
+    found = balanced.row_energy_spread(0.6)
+    assert 400 * np.var(removed / 400) == pytest.approx(found["spread"], rel=0.12)
+    assert 400 * np.var(removed / rows.sum(axis=1)) == pytest.approx(found["own_share"], rel=0.12)
+    assert found["own_share"] > 2 * found["spread"]
