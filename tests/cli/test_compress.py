@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 from pathlib import Path
 
@@ -57,7 +58,7 @@ def test_bench_times_peers_and_draws(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert {"vs dense", "vs torch CSR", "vs SciPy CSR", "vs best dense", "share of limit"} <= set(linear)
     assert "vs dense, channels last" in conv
     assert abs(linear["sparsity"] - 0.9) < 0.01
-    drawn = page.read_text("utf8")
+    drawn = html.unescape(page.read_text("utf8"))
     assert drawn.count("<figure>") == 2
     assert all(name in drawn for name in ("Roofline", "ideal", *(result["what"] for result in record["results"])))
 

@@ -13,26 +13,38 @@ import sys
 import warnings
 from collections.abc import Sequence
 
-COMMANDS = {
-    "prune": "Set the least important weights of a network to zero, and say what that costs.",
-    "reconstruct": "Prune a network and adjust what stays, so that its outputs stay.",
-    "distil": "Train a pruned network to answer as the original does.",
-    "shrink": "Remove channels, heads and neurons: a smaller ordinary network.",
-    "certify": "Bound how far a pruned network can be from the original.",
-    "equivalent": "Decide whether two networks agree on a whole box of inputs.",
-    "plan": "Find the largest pruning whose certified error stays within a budget.",
-    "compress": "Make a pruned network fast and small, and save it.",
-    "bench": "Time dense and sparse layers or a whole network, side by side.",
-    "train": "Train a network, plainly or with held, growing or rewound masks.",
-    "ticket": "Find a subnetwork in random weights.",
-    "tangent": "Compare the tangent kernels of dense and pruned networks.",
-    "private": "Plan, simulate and audit private sparsification.",
-    "theory": "Evaluate and check the results of the papers.",
-    "study": "Run many prunings of a network and keep the results.",
-    "report": "Turn a study into one page.",
-    "reproduce": "Run the papers' tables and figures again, beside the published numbers.",
-    "doctor": "Say which versions, instructions and kernels run here.",
+GROUPS = {
+    "Prune and recover": {
+        "prune": "Set the least important weights of a network to zero, and say what that costs.",
+        "reconstruct": "Prune a network and adjust the weights that are kept, so that its outputs change little.",
+        "distil": "Train a pruned network to answer as the original does.",
+        "shrink": "Remove channels, heads and neurons: a smaller ordinary network.",
+        "train": "Train a network, plainly or with held, growing or rewound masks.",
+    },
+    "Prove": {
+        "certify": "Bound how far a pruned network can be from the original.",
+        "equivalent": "Decide whether two networks agree on a whole box of inputs.",
+        "plan": "Find the largest pruning whose certified error stays within a budget.",
+    },
+    "Run": {
+        "compress": "Make a pruned network fast and small, and save it.",
+        "bench": "Time dense and sparse layers or a whole network, side by side.",
+        "doctor": "Say which versions, instructions and kernels run here.",
+    },
+    "Study": {
+        "study": "Run many prunings of a network and keep the results.",
+        "report": "Turn a study into one page.",
+    },
+    "Research": {
+        "ticket": "Find a subnetwork in random weights.",
+        "tangent": "Compare the tangent kernels of dense and pruned networks.",
+        "private": "Plan, simulate and audit private sparsification.",
+        "theory": "Evaluate and check the results of the papers.",
+        "reproduce": "Run the papers' tables and figures again, beside the published numbers.",
+    },
 }
+"""The commands by what a person wants to do, each with the sentence that `prunus --help` shows."""
+COMMANDS = {name: text for commands in GROUPS.values() for name, text in commands.items()}
 
 
 _ALWAYS = "Every command takes --quiet: nothing is printed but errors and JSON."
@@ -132,7 +144,7 @@ def _app(wanted: str):  # type: ignore[no-untyped-def]
     import importlib
     import importlib.util
 
-    from cyclopts import App
+    from cyclopts import App, Group
 
     from prunus import __version__
 
@@ -144,13 +156,23 @@ def _app(wanted: str):  # type: ignore[no-untyped-def]
         help_format="markdown",
         suppress_keyboard_interrupt=False,
     )
-    for name, text in COMMANDS.items():
-        if importlib.util.find_spec(f"prunus.cli.{name}") is None:
-            continue
-        if name == wanted or wanted == "*":
-            app.command(getattr(importlib.import_module(f"prunus.cli.{name}"), name), name=name)
-        else:
-            app.command(_named(text), name=name)
+    other = Group("Other", sort_key=len(GROUPS))
+    for flag in ("--help", "--version"):
+        app[flag].group = other
+    for number, (title, commands) in enumerate(GROUPS.items()):
+        group = Group(title, sort_key=number)
+        for name, text in commands.items():
+            if importlib.util.find_spec(f"prunus.cli.{name}") is None:
+                continue
+            if name == wanted or wanted == "*":
+                command = getattr(importlib.import_module(f"prunus.cli.{name}"), name)
+                if isinstance(command, App):  # it has commands of its own
+                    command.group = group
+                    app.command(command, name=name)
+                else:
+                    app.command(command, name=name, group=group)
+            else:
+                app.command(_named(text), name=name, group=group)
     return app
 
 

@@ -45,7 +45,7 @@ def bench(
     numba CSR (those that are installed), and ours, in interleaved runs. Prints how many times faster ours is, with the
     spread, the realised sparsity, the ideal time for this sparsity, and the share of the machine's limit reached.
 
-    Example: `prunus bench 1024x1024 conv:64-64-3@32 resnet20 --sparsity 0.9 --batch 1 --batch 64 -o bench.html`
+    Example: `prunus bench 512x512 conv:16-16-3@16 --sparsity 0.9 --batch 8 --repeats 3 -o bench.html`
     """
     import torch
 

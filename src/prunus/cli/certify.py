@@ -46,16 +46,18 @@ def certify(
     output by more than the bound; the attack finds an input that moves it by the value attained. The table shows each
     layer: its norm, the norm of what was removed, and its share of the error.
 
-    Example: `prunus certify fc:64-256-256-256-10 --weights digits.safetensors --sparsity 0.5 --exclude layers.0
-    --exclude layers.3 --radius 1 -o digits.certificate.json`, and to check it later, the same with `--verify
-    digits.certificate.json` instead of `--radius`.
+    Example: `prunus certify fc:64-64-64-10 --sparsity 0.5 --exclude layers.2 --radius 1 -o certificate.json`, and to
+    check it later `prunus certify fc:64-64-64-10 --sparsity 0.5 --exclude layers.2 --verify certificate.json`
     """
+    import torch
+
     from prunus.certificates import Certificate, CertifyOptions
     from prunus.certificates import certify as certify_networks
     from prunus.certificates import verify as verify_file
     from prunus.cli.output import progress
     from prunus.models import resolve
 
+    torch.manual_seed(seed)  # a model without weights from a file is the same in every run
     network = resolve(model, str(weights) if weights else None).eval()
     other = _pruned(model, network, masks, pruned, sparsity, tuple(exclude or ()))
     test = _test(data, data_dir, samples, statistical)

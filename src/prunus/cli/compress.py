@@ -42,7 +42,8 @@ def compress(
     size given, and replaced where that gains. Prints a row for each layer: format, kernel, bytes, times, and the share
     of the machine's limit that is reached. Load the file with `prunus.sparse.load(path, model)`.
 
-    Example: `prunus compress fc:1024-1024-10 --weights pruned.safetensors --batch 8 -o small.safetensors`
+    Example: `prunus prune fc:512-512-10 --sparsity 0.9 --pattern balanced:16 -o pruned.safetensors`, then
+    `prunus compress fc:512-512-10 --weights pruned.safetensors --batch 8 -o small.safetensors`
     """
     import torch
 

@@ -40,15 +40,17 @@ def plan(
     Every layer gets its own sparsity, by marginal cost over the layers' error curves. Prints the layers with their
     sparsity and the error each would cause alone, the bound of the whole, and what the best uniform sparsity would be.
 
-    Example: `prunus plan fc:64-256-256-256-10 --weights digits.safetensors --error 20 --radius 1 --exclude layers.0
-    --exclude layers.3 -o digits.masks.safetensors`
+    Example: `prunus plan fc:64-64-64-10 --error 2 --radius 1 --exclude layers.2 -o masks.safetensors`
     """
+    import torch
+
     from prunus.certificates import OnData, PlanSettings
     from prunus.certificates import plan as make_plan
     from prunus.cli._training import fitting_example
     from prunus.cli.output import progress
     from prunus.models import resolve
 
+    torch.manual_seed(seed)  # a model without weights from a file is the same in every run
     network = resolve(model, str(weights) if weights else None).eval()
     test = _test(data, data_dir, samples, statistical)
     example = _example(model) if test is None else fitting_example(network, test)

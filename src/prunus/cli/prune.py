@@ -37,8 +37,8 @@ def prune(
     predicts, and the multiply-adds before and after. With data, also the accuracy before and after. With `-o`, writes
     `NAME.safetensors` and `NAME.masks.safetensors`.
 
-    Example: `prunus prune resnet20 --weights resnet20.th --data cifar10 --sparsity 0.9 --pattern balanced:16
-    --exclude linear -o pruned.safetensors`
+    Example: `prunus prune fc:64-300-100-10 --data digits --sparsity 0.9 --pattern balanced:16 --exclude layers.2
+    -o pruned.safetensors`
     """
     import torch
 

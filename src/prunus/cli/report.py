@@ -22,7 +22,8 @@ def report(
 ) -> None:
     """Turn a study into one page that needs no network: words, pictures, every number, how to do it again.
 
-    Example: `prunus report runs/digits -o digits.html`
+    Example: `prunus study fc:64-32-10 --data digits --length 1ep --sparsity 0.5 -o runs/digits`, then
+    `prunus report runs/digits -o digits.html`
     """
     from prunus.cli.output import console, print_json
     from prunus.report.facts import panels

@@ -46,8 +46,7 @@ def tangent(
     of full-batch gradient descent on half the squared error. steps: predicted number to 1 % error. accuracy: of kernel
     regression. dead: share of hidden units that are never active.
 
-    Example: `prunus tangent fc:64-256-256-10 --densities 1 --densities 0.1 --widths 0.5 --widths 2 --sigma 0.2
-    --plot kernels.svg`
+    Example: `prunus tangent fc:64-128-128-10 --densities 1 --densities 0.1 --widths 0.5 --widths 1 --plot kernels.svg`
     """
     import torch
 

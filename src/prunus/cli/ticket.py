@@ -59,7 +59,7 @@ def ticket(
     weights anew from time to time. With `-o` leaves a run folder; its `ticket.safetensors` holds, for edge-popup, only
     a seed, one bit per weight and a hash.
 
-    Example: `prunus ticket fc:64-64-64-10 --data digits --length 60ep --period 7 --rate 0.1 -o runs/ticket`
+    Example: `prunus ticket fc:64-64-64-10 --data digits --length 6ep --period 7 --rate 0.1 -o runs/ticket`
     """
     from prunus.errors import BadInput
 

@@ -94,7 +94,7 @@ def train(
     the checkpoints. A run that was killed goes on with `--resume` and ends in the same bytes. Under `torchrun` the
     processes share each batch.
 
-    Example: `prunus train fc:64-300-100-10 --data digits --length 20ep --method gradual --sparsity 0.9
+    Example: `prunus train fc:64-300-100-10 --data digits --length 4ep --method gradual --sparsity 0.9
     --pattern balanced:16 -o runs/digits`
     """
     from prunus.errors import BadInput, UnknownName
