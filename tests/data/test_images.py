@@ -30,6 +30,13 @@ def test_digits_split_sizes_scale_and_disjointness() -> None:
     assert int((inputs * 16).sum()) == 561_718
 
 
+def test_digits_come_flat_or_as_images() -> None:
+    flat, images = load("digits", split="test"), load("digits-images", split="test")
+    assert images[0][0].shape == (1, 8, 8)
+    assert torch.equal(images.tensors[0].flatten(1), flat.tensors[0])
+    assert torch.equal(images.labels, flat.labels)
+
+
 def test_digits_are_learnable_and_the_parts_agree() -> None:
     """The nearest of the ten class means gets about 90 % of the test part right; a shuffled label would not."""
     train, test = load("digits"), load("digits", split="test")

@@ -48,7 +48,7 @@ def test_unknown_names_and_splits() -> None:
         load("cifar11")
     with pytest.raises(UnknownName, match=r"no split of digits named 'dev'\. Known: test, train"):
         load("digits", split="dev")
-    assert set(names()) == {"digits", *FILES}
+    assert set(names()) == {"digits", "digits-images", *FILES}
     assert describe("covertype").splits == ("train", "validation", "test")
 
 

@@ -13,7 +13,9 @@ Weights = Annotated[
 ]
 Data = Annotated[
     str | None,
-    Parameter(help="digits, mnist, fashion-mnist, cifar10, covertype, imdb, sst2, or `package.module:dataset`."),
+    Parameter(
+        help="digits, digits-images, mnist, fashion-mnist, cifar10, covertype, imdb, sst2, or `package.module:dataset`."
+    ),
 ]
 DataDir = Annotated[Path | None, Parameter(help="Folder of the public data sets; PRUNUS_DATA is used otherwise.")]
 Seed = Annotated[

@@ -39,12 +39,14 @@ class Source:
 
 _TWO, _THREE = ("train", "test"), ("train", "validation", "test")
 _IDX = "train-images-idx3-ubyte.gz, train-labels-idx1-ubyte.gz and the two t10k files in {} (plain or .gz)"
+_digit_images = partial(images.digits, shape=(1, 8, 8))
 _mnist = partial(images.idx_set, name="mnist", mean=0.1307, std=0.3081, classes=images.DIGIT_CLASSES)
 _fashion = partial(images.idx_set, name="fashion-mnist", mean=0.2860, std=0.3530, classes=images.FASHION_CLASSES)
 _SOURCES = {
     source.name: source
     for source in (
         Source("digits", "The digits", images.digits, _TWO, (64,), 10),
+        Source("digits-images", "The digits as images", _digit_images, _TWO, (1, 8, 8), 10),
         Source("mnist", "MNIST", _mnist, _TWO, (1, 28, 28), 10, _IDX.format("mnist/")),
         Source("fashion-mnist", "Fashion-MNIST", _fashion, _TWO, (1, 28, 28), 10, _IDX.format("fashion-mnist/")),
         Source(
