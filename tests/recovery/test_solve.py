@@ -146,3 +146,15 @@ def test_dead_columns_do_no_harm() -> None:
     assert mask[..., 0].all()  # the one column that carries something stays
     nothing = Problem(task.weight, damped(torch.zeros_like(square), 0.01), lambda s: s >= 0, [(0, 8, 4)], True)
     assert torch.isfinite(find(nothing, refine=6)[1]).all()
+
+
+def test_moments_that_rounding_made_indefinite_are_damped_until_they_can_be_factored() -> None:
+    generator = torch.Generator().manual_seed(0)
+    mean = 1e3 * torch.randn(64, generator=generator)
+    samples = mean + 1e-3 * torch.randn(512, 64, generator=generator)  # hardly varies about its mean
+    own = (samples.T @ samples / 512 - torch.outer(samples.mean(0), samples.mean(0))).unsqueeze(0)
+    assert bool(torch.linalg.cholesky_ex(own).info > 0), "the plain difference of moments cannot be factored"
+    made = damped(own, 1e-3)
+    assert bool(torch.linalg.cholesky_ex(made).info == 0)
+    fine = torch.eye(8).unsqueeze(0)
+    assert torch.equal(damped(fine, 0.5), 1.5 * fine)

@@ -28,6 +28,8 @@ Choose = Callable[[Tensor], Tensor]
 """Scores (groups, rows, columns), none negative, to the mask of a pattern: True where kept."""
 
 DOUBLE_BELOW = 4e7  # multiplications for one product with H; below it double precision costs nothing that matters
+_RAISES = 40
+"""How often the damping of moments that are not positive definite is raised tenfold."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,11 +53,23 @@ class Problem:
 
 
 def damped(moments: Tensor, damping: float) -> Tensor:
-    """`moments` with `damping` times their mean diagonal added; columns that are always zero get a one."""
+    """`moments` with `damping` times their mean diagonal added; columns that are always zero get a one.
+
+    Where the inputs hardly vary about their mean, rounding leaves a matrix that is not positive definite: it gets ten
+    times more until it is.
+    """
     diagonal = moments.diagonal(dim1=-2, dim2=-1)
     mean = diagonal.mean(-1, keepdim=True)
     ridge = torch.where(mean > 0, damping * mean, torch.ones_like(mean)).expand_as(diagonal)
-    return moments + torch.diag_embed(torch.where(diagonal > 0, ridge, ridge.clamp_min(1e-30)))
+    ridge = torch.where(diagonal > 0, ridge, ridge.clamp_min(1e-30))
+    for _ in range(_RAISES):
+        made = moments + torch.diag_embed(ridge)
+        failed = torch.linalg.cholesky_ex(made).info > 0
+        if not bool(failed.any()):
+            break
+        least = torch.finfo(moments.dtype).eps * mean.abs().clamp_min(torch.finfo(moments.dtype).tiny)
+        ridge = torch.where(failed.unsqueeze(-1), 10 * torch.maximum(ridge, least.expand_as(ridge)), ridge)
+    return made
 
 
 def errors(problem: Problem, solution: Tensor) -> Tensor:
