@@ -9,16 +9,18 @@
 
 from __future__ import annotations
 
-from prunus.adapters._calls import arguments, batch_loss, call, forward_names, main_output, output_tensors
-from prunus.adapters._data import IGNORED, LABELS, Batch, as_batch, batches
+from prunus.adapters._calls import arguments, as_weights, batch_loss, call, forward_names, main_output, output_tensors
+from prunus.adapters._data import IGNORED, LABELS, Batch, Samples, as_batch, batches
 from prunus.adapters._examples import example_input
 
 __all__ = [
     "IGNORED",
     "LABELS",
     "Batch",
+    "Samples",
     "arguments",
     "as_batch",
+    "as_weights",
     "batch_loss",
     "batches",
     "call",

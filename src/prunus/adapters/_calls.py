@@ -6,7 +6,6 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from prunus.adapters._data import Batch
@@ -26,9 +25,8 @@ def arguments(model: nn.Module, batch: Batch, *, labels: bool = False) -> tuple[
     If it knows none of them, the first tensor is passed by position. Numbers get the precision of the model's weights.
     With `labels` they are passed too, where the forward takes them.
     """
-    dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), None)
-    args = tuple(_cast(value, dtype) for value in batch.args)
-    named = {name: _cast(value, dtype) for name, value in batch.kwargs.items()}
+    args = tuple(as_weights(model, value) for value in batch.args)
+    named = {name: as_weights(model, value) for name, value in batch.kwargs.items()}
     if not named and not labels:
         return args, {}
     names, _ = forward_names(model)
@@ -40,11 +38,14 @@ def arguments(model: nn.Module, batch: Batch, *, labels: bool = False) -> tuple[
     # A forward(**kwargs) of a wrapper takes all; a forward(x) takes the one tensor there is to give.
     if not names:
         return (), named
-    return (_cast(batch.inputs, dtype),), known
+    return (as_weights(model, batch.inputs),), known
 
 
-def _cast(value: Any, dtype: torch.dtype | None) -> Any:
-    return value.to(dtype) if dtype is not None and isinstance(value, Tensor) and value.is_floating_point() else value
+def as_weights(model: nn.Module, value: Any) -> Any:
+    """Numbers in the precision of the model's weights; token ids, masks and other things as they are."""
+    if not isinstance(value, Tensor) or not value.is_floating_point():
+        return value
+    return value.to(next((p.dtype for p in model.parameters() if p.is_floating_point()), value.dtype))
 
 
 def call(model: nn.Module, batch: Batch, *, labels: bool = False) -> Any:

@@ -50,12 +50,20 @@ class Batch:
 
     def to(self, device: torch.device | str) -> Batch:
         """The same on another device."""
+        return self._each(lambda value: value.to(device))
 
-        def move(value: Any) -> Any:
-            return value.to(device) if isinstance(value, Tensor) else value
+    def every(self, start: int, step: int) -> Batch:
+        """The samples number `start`, `start + step`, ..."""
+        size = self.size
+        part = self._each(lambda value: value[start::step] if value.dim() and len(value) == size else value)
+        return replace(part, size=len(range(start, size, step)))
 
-        named = {name: move(value) for name, value in self.kwargs.items()}
-        return replace(self, args=tuple(map(move, self.args)), kwargs=named, labels=move(self.labels))
+    def _each(self, change: Callable[[Tensor], Tensor]) -> Batch:
+        def changed(value: Any) -> Any:
+            return change(value) if isinstance(value, Tensor) else value
+
+        named = {name: changed(value) for name, value in self.kwargs.items()}
+        return replace(self, args=tuple(map(changed, self.args)), kwargs=named, labels=changed(self.labels))
 
 
 def batches(
@@ -145,16 +153,12 @@ def _tensor(value: Any) -> Any:
 def _raw(data: Any, size: int, shuffle: bool, seed: int, collate: Any) -> Iterator[Any]:
     if isinstance(data, (Batch, DataLoader)):
         yield from [data] if isinstance(data, Batch) else data
-    elif isinstance(data, (Tensor, np.ndarray)):
-        yield from _cut((data,), size, shuffle, seed)
-    elif isinstance(data, Mapping):
-        yield from _cut_named(data, size, shuffle, seed)
     elif isinstance(data, IterableDataset):
         yield from DataLoader(data, batch_size=size, collate_fn=collate or _stack)
-    elif _is_columns(data):
-        yield from _cut(tuple(data), size, shuffle, seed)
-    elif isinstance(data, Dataset) or _is_samples(data, collate):
-        yield from _gather(data, size, shuffle, seed, collate or _stack)
+    elif _by_position(data, collate):
+        samples = Samples(data, collate)
+        for chosen in _parts(len(samples), size, shuffle, seed):
+            yield samples.take(chosen)
     elif isinstance(data, Iterable) and not isinstance(data, (str, bytes)):
         yield from data
     else:
@@ -162,6 +166,70 @@ def _raw(data: Any, size: int, shuffle: bool, seed: int, collate: Any) -> Iterat
             f"Data of type {type(data).__name__} cannot be read: give a torch Dataset or DataLoader, a list of "
             "samples, a dict of tensors, or a tensor."
         )
+
+
+def _by_position(data: Any, collate: Any) -> bool:
+    whole = isinstance(data, (Tensor, np.ndarray, Mapping, Dataset)) or _is_columns(data)
+    return whole or _is_samples(data, collate)
+
+
+class Samples:
+    """Data whose samples can be taken by position, whatever holds them: `take(indices)` gives a `Batch`.
+
+    Args:
+        data: as for `batches`, but for streams; of a DataLoader its data set and collator are used, in any order.
+        collate: makes one batch from a list of samples.
+
+    Raises:
+        BadInput: if the data have no length.
+    """
+
+    def __init__(self, data: Any, collate: Callable[[list[Any]], Any] | None = None) -> None:
+        if isinstance(data, DataLoader):
+            own = None if data.collate_fn is default_collate else data.collate_fn
+            data, collate = data.dataset, collate or own
+        if isinstance(data, IterableDataset) or not _by_position(data, collate):
+            raise BadInput(
+                f"The data ({type(data).__name__}) has no length, or comes in batches: give a map-style torch Dataset "
+                "of (input, label), a DataLoader, or a list of samples."
+            )
+        self.data, self.collate = data, collate or _stack
+        self.columns: Any = None
+        if isinstance(data, Mapping):
+            self.columns = _named_columns(data)
+        elif isinstance(data, (Tensor, np.ndarray)):
+            self.columns = torch.as_tensor(data)
+        elif _is_columns(data):
+            self.columns = tuple(torch.as_tensor(part) for part in data)
+
+    def __len__(self) -> int:
+        if isinstance(self.columns, (tuple, dict)):
+            return len(next(iter(self.columns.values() if isinstance(self.columns, dict) else self.columns)))
+        held = self.data if self.columns is None else self.columns
+        try:
+            return len(held)
+        except TypeError:
+            raise BadInput(f"The data ({type(held).__name__}) have no length: give a map-style Dataset.") from None
+
+    def take(self, indices: Tensor) -> Batch:
+        """The samples at these positions as one batch."""
+        columns = self.columns
+        if isinstance(columns, dict):
+            return as_batch({name: value[indices] for name, value in columns.items()})
+        if columns is not None:
+            return as_batch(
+                tuple(part[indices] for part in columns) if isinstance(columns, tuple) else columns[indices]
+            )
+        whole = getattr(self.data, "batch", None)  # data in memory that can be indexed a batch at a time
+        if callable(whole) and self.collate is _stack:
+            return as_batch(whole(indices))
+        many = getattr(self.data, "__getitems__", None)
+        places = indices.tolist()
+        try:
+            items = many(places) if callable(many) else [self.data[place] for place in places]
+        except KeyError as error:
+            raise BadInput(f"The data ({type(self.data).__name__}) cannot be read by position: {error}.") from error
+        return as_batch(self.collate(items))
 
 
 def _is_columns(data: Any) -> bool:
@@ -213,42 +281,13 @@ def _parts(count: int, size: int, shuffle: bool, seed: int) -> Sequence[Tensor]:
     return torch.randperm(count, generator=torch.Generator().manual_seed(seed)).split(size)
 
 
-def _cut(parts: tuple[Any, ...], size: int, shuffle: bool, seed: int) -> Iterator[Any]:
-    tensors = [torch.as_tensor(part) for part in parts]
-    for chosen in _parts(len(tensors[0]), size, shuffle, seed):
-        yield tuple(tensor[chosen] for tensor in tensors) if len(tensors) > 1 else tensors[0][chosen]
-
-
-def _cut_named(data: Mapping[Any, Any], size: int, shuffle: bool, seed: int) -> Iterator[Any]:
+def _named_columns(data: Mapping[Any, Any]) -> dict[str, Tensor]:
     columns = {str(name): _tensor(value) for name, value in data.items()}
     tensors = {name: value for name, value in columns.items() if isinstance(value, Tensor) and value.dim()}
-    counts = {len(value) for value in tensors.values()}
-    if len(counts) != 1:
+    if len({len(value) for value in tensors.values()}) != 1:
         sides = ", ".join(f"{name}: {tuple(value.shape)}" for name, value in tensors.items()) or "no tensors"
         raise BadInput(f"A dict of data must hold tensors with one entry for each sample, but has {sides}.")
-    for chosen in _parts(counts.pop(), size, shuffle, seed):
-        yield {name: value[chosen] for name, value in tensors.items()}
-
-
-def _gather(data: Any, size: int, shuffle: bool, seed: int, collate: Callable[[list[Any]], Any]) -> Iterator[Any]:
-    try:
-        count = len(data)
-    except TypeError:
-        raise BadInput(
-            f"The data ({type(data).__name__}) have no length: give a map-style Dataset, or a DataLoader."
-        ) from None
-    whole = getattr(data, "batch", None)  # data in memory that can be indexed a batch at a time
-    for chosen in _parts(count, size, shuffle, seed):
-        if callable(whole) and collate is _stack:
-            yield whole(chosen)
-            continue
-        indices = chosen.tolist()
-        many = getattr(data, "__getitems__", None)
-        try:
-            items = many(indices) if callable(many) else [data[index] for index in indices]
-        except KeyError as error:
-            raise BadInput(f"The data ({type(data).__name__}) cannot be read by position: {error}.") from error
-        yield collate(items)
+    return tensors
 
 
 def _stack(items: list[Any]) -> Any:

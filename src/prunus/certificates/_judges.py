@@ -13,7 +13,7 @@ from prunus.certificates._certify import Bounds, CertifyOptions, prepared
 from prunus.certificates.domains import Ball, Box, Domain, Samples
 from prunus.certificates.graph import input_shape, read_pair
 from prunus.certificates.sizes import LayerNorms
-from prunus.certificates.statistics import _inputs, certify_statistically
+from prunus.certificates.statistics import certify_statistically, halves
 from prunus.contract import Masks
 from prunus.errors import BadInput
 
@@ -120,11 +120,8 @@ class _StatisticalJudge:
     """The order statistic of the distances on one half of the data; the other half confirms."""
 
     def __init__(self, model: nn.Module, where: OnData) -> None:
-        inputs = _inputs(where.data)
-        if inputs.shape[0] < 4:
-            raise BadInput("A statistical plan needs at least four points: half of them guide it, half confirm it.")
         self._model, self._where = model, where
-        self._guide, self._held = inputs[0::2], inputs[1::2]
+        self._guide, self._held = halves(where.data)
 
     def __call__(self, masks: Masks, levels: Mapping[str, float]) -> float:
         return self._on(self._guide, masks)
@@ -132,7 +129,7 @@ class _StatisticalJudge:
     def quick(self, masks: Masks, levels: Mapping[str, float]) -> float:
         return self._on(self._guide, masks)
 
-    def _on(self, inputs: Tensor, masks: Masks, comparisons: int = 1) -> float:
+    def _on(self, inputs: Any, masks: Masks, comparisons: int = 1) -> float:
         where = self._where
         found = certify_statistically(
             self._model, masks, inputs, None, where.confidence, exceedances=where.exceedances, comparisons=comparisons

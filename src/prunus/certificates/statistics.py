@@ -7,9 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
+from prunus import adapters
 from prunus.certificates._certify import Bounds, CertifyOptions, prepared
 from prunus.certificates.domains import Ball, Box, Domain, Samples
 from prunus.certificates.graph import input_shape, read_pair
@@ -72,8 +74,8 @@ def certify_statistically(
 ) -> Statistic:
     """What held-out points say about the distribution they were drawn from.
 
-    data          a data set of (input, label) pairs, or a tensor (n, *shape), drawn independently and not used for
-                  pruning, tuning or choosing
+    data          a data set of (input, label) pairs, a tensor (n, *shape), or whatever `prunus.adapters.batches` reads,
+                  drawn independently and not used for pruning, tuning or choosing
     error         the distance to speak about; its exceedances are counted (Clopper-Pearson). Without it the distance
                   is an order statistic: the largest after setting aside `exceedances` points, fixed beforehand
     comparisons   how many prunings are compared on these points: they share the risk (Bonferroni)
@@ -114,35 +116,43 @@ def _confidence(value: float) -> float:
     return float(value)
 
 
-def _inputs(data: Any) -> Tensor:
-    """All inputs of a data set as one tensor (n, *shape)."""
-    if isinstance(data, Tensor):
-        inputs = data
-    else:
-        held = getattr(data, "tensors", None)
-        if held is not None and isinstance(held[0], Tensor):
-            inputs = held[0]
-        else:
-            if not hasattr(data, "__len__") or not hasattr(data, "__getitem__"):
-                raise BadInput("The data must be a tensor (n, *shape) or a data set of (input, label) pairs.")
-            items = [data[number] for number in range(len(data))]
-            rows = [torch.as_tensor(item[0] if isinstance(item, (tuple, list)) else item) for item in items]
-            inputs = torch.stack(rows) if rows else torch.zeros(0)
-    if inputs.ndim < 2 or inputs.shape[0] == 0:
-        raise BadInput("The sample is empty: a statistical certificate needs at least one point.")
-    return inputs
+def _inputs(data: Any) -> list[adapters.Batch]:
+    """All points of a sample, in batches."""
+    if isinstance(data, list) and data and all(isinstance(item, adapters.Batch) for item in data):
+        return data
+    if isinstance(data, (Tensor, np.ndarray)) and data.ndim < 2:
+        raise BadInput("The sample is empty: a statistical certificate needs at least one point, as a row.")
+    try:
+        found = list(adapters.batches(data, 256))
+    except BadInput as error:
+        if "empty" in str(error):
+            raise BadInput("The sample is empty: a statistical certificate needs at least one point.") from None
+        raise
+    return found
+
+
+def halves(data: Any) -> tuple[list[adapters.Batch], list[adapters.Batch]]:
+    """Every other point of a sample, and the rest; refuses samples of fewer than four points."""
+    first, second = list[adapters.Batch](), list[adapters.Batch]()
+    count = 0
+    for batch in _inputs(data):
+        for target, start in ((first, count % 2), (second, 1 - count % 2)):
+            if batch.size > start:
+                target.append(batch.every(start, 2))
+        count += batch.size
+    if count < 4:
+        raise BadInput("A statistical plan needs at least four points: half of them guide it, half confirm it.")
+    return first, second
 
 
 @torch.no_grad()
-def _measure(original: nn.Module, pruned: nn.Module, inputs: Tensor) -> _Measured:
+def _measure(original: nn.Module, pruned: nn.Module, sample: Sequence[adapters.Batch]) -> _Measured:
     """Distances, margins and agreement as the networks really compute them, in their own types."""
     columns: list[tuple[Tensor, Tensor, Tensor]] = []
-    first = next(original.parameters(), torch.zeros(0))
-    for start in range(0, inputs.shape[0], 256):
-        batch = inputs[start : start + 256]
-        if batch.is_floating_point():
-            batch = batch.to(first.dtype)
-        one, two = original(batch).double().flatten(1), pruned(batch).double().flatten(1)
+    for batch in sample:
+        one, two = (
+            adapters.main_output(adapters.call(network, batch)).double().flatten(1) for network in (original, pruned)
+        )
         distance = torch.linalg.vector_norm(two - one, dim=1)
         if one.shape[1] == 1:
             margin, same = one.abs().squeeze(1), (one > 0).eq(two > 0).squeeze(1)

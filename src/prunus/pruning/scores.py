@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.data import Dataset
 
 from prunus.adapters import Batch, batch_loss, batches, call, main_output
@@ -215,7 +216,9 @@ def _gradients(context: ScoreContext, score: str, *, graph: bool) -> tuple[Tenso
     batch = next(_batches(context, score))
     if batch.labels is None:
         raise BadInput(f"The score {score!r} needs labels: pass data that give (inputs, labels).")
-    with torch.enable_grad():
+    # The fused kernels of attention have no second derivative.
+    plain = sdpa_kernel(SDPBackend.MATH) if graph else contextlib.nullcontext()
+    with torch.enable_grad(), plain:
         value = batch_loss(context.model, batch, context.loss)
         parameters = [weight.parameter for weight in context.weights.values()]
         return value, list(torch.autograd.grad(value, parameters, create_graph=graph, allow_unused=True))

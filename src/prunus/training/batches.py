@@ -13,11 +13,15 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, default_collate
+from torch.utils.data import DataLoader, Subset, TensorDataset
 
+from prunus.adapters import Batch, Samples, as_batch
 from prunus.data import Labelled, augment
-from prunus.errors import BadInput, UnknownName, first_line
+from prunus.errors import BadInput, UnknownName
 from prunus.storage import digest
+
+Inputs = Tensor | Batch
+"""What a model is called with: one tensor, or a batch of several or named ones."""
 
 AUGMENTS = ("none", "crop-flip", "resized-crop-flip")
 
@@ -61,7 +65,7 @@ class Batches:
     processes each takes every `world`-th sample of the same batch.
     """
 
-    def __init__(self, data: Dataset, batch_size: int, seed: int, augment: Any = "none", workers: int = 0) -> None:
+    def __init__(self, data: Any, batch_size: int, seed: int, augment: Any = "none", workers: int = 0) -> None:
         self.data = data
         self.size = length(data)
         self.batch_size = min(batch_size, self.size)
@@ -75,7 +79,7 @@ class Batches:
         """The permutation of an epoch."""
         return torch.randperm(self.size, generator=generator(self.seed, "order", epoch))
 
-    def from_step(self, step: int, rank: int = 0, world: int = 1) -> Iterator[tuple[Tensor, Tensor, float]]:
+    def from_step(self, step: int, rank: int = 0, world: int = 1) -> Iterator[tuple[Inputs, Tensor, float]]:
         """(inputs, labels, share of the whole batch) from `step` to the end of its epoch."""
         epoch, position = divmod(step, self.per_epoch)
         wholes = self.order(epoch).split(self.batch_size)[position:]
@@ -84,32 +88,39 @@ class Batches:
         loaded = iter(self._workers(parts)) if slow else None
         for offset, (whole, part) in enumerate(zip(wholes, parts)):
             seed_everything(derive(self.seed, "step", step + offset, rank))
-            inputs, labels = next(loaded) if loaded is not None else self._take(part)
-            if self.augment is not None and len(inputs):
+            inputs, labels = parts_of(as_batch(next(loaded))) if loaded is not None else self._take(part)
+            if self.augment is not None and len(labels):
+                if not isinstance(inputs, Tensor):
+                    raise BadInput("Augmentation needs inputs that are one tensor: use augment='none'.")
                 inputs = self.augment(inputs, generator(self.seed, "augment", step + offset, rank))
             yield inputs, labels, len(part) / len(whole)
 
-    def _take(self, part: Tensor) -> tuple[Tensor, Tensor]:
+    def _take(self, part: Tensor) -> tuple[Inputs, Tensor]:
         return self.read(part) if self.read is not None else collate(self.data, part.tolist())
 
     def _workers(self, parts: Sequence[Tensor]) -> DataLoader:
-        return DataLoader(self.data, batch_sampler=[part.tolist() for part in parts], num_workers=self.workers)
+        samples = Samples(self.data)
+        order = [part.tolist() for part in parts]
+        return DataLoader(samples.data, batch_sampler=order, num_workers=self.workers, collate_fn=samples.collate)
 
 
-def length(data: Dataset) -> int:
+def length(data: Any) -> int:
     """How many samples; refuses an empty data set and one without a length."""
-    try:
-        count = len(data)  # type: ignore[arg-type]
-    except TypeError:
-        raise BadInput(
-            f"The data ({type(data).__name__}) has no length: give a map-style torch Dataset of (input, label)."
-        ) from None
+    count = len(Samples(data))
     if count == 0:
         raise BadInput("The data is empty: give a data set with at least one sample.")
     return count
 
 
-def reader(data: Dataset) -> Callable[[Tensor], tuple[Tensor, Tensor]] | None:
+def parts_of(batch: Batch) -> tuple[Inputs, Tensor]:
+    """(inputs, labels) of a batch: the inputs are one tensor where there is one, else the batch itself."""
+    if batch.labels is None:
+        raise BadInput("Training needs labels: give data of (input, label), or dicts with labels.")
+    single = len(batch.args) == 1 and not batch.kwargs and isinstance(batch.args[0], Tensor)
+    return batch.args[0] if single else batch, batch.labels
+
+
+def reader(data: Any) -> Callable[[Tensor], tuple[Tensor, Tensor]] | None:
     """Indices to (inputs, labels) for data that lies in memory and can be indexed a batch at a time; None elsewhere."""
     if isinstance(data, Labelled):
         return data.batch
@@ -122,51 +133,32 @@ def reader(data: Dataset) -> Callable[[Tensor], tuple[Tensor, Tensor]] | None:
     return None
 
 
-def collate(data: Dataset, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
+def collate(data: Any, indices: Sequence[int]) -> tuple[Inputs, Tensor]:
     """Samples read one by one and stacked."""
-    items = data.__getitems__(list(indices)) if hasattr(data, "__getitems__") else [data[i] for i in indices]
-    if not items:
-        example, label = data[0]
-        return torch.as_tensor(example)[None][:0], torch.as_tensor(label)[None][:0]
-    try:
-        inputs, labels = items_of(items)
-    except (TypeError, ValueError, RuntimeError, KeyError) as error:
-        if isinstance(error, BadInput):
-            raise
-        raise BadInput(
-            f"The samples cannot be stacked to a batch ({first_line(error)}): give (input, label) pairs of one shape."
-        ) from error
-    return inputs, labels
+    samples = Samples(data)
+    if not indices:  # a process that has no part in a short batch
+        inputs, labels = parts_of(samples.take(torch.zeros(1, dtype=torch.long)))
+        return (inputs[:0] if isinstance(inputs, Tensor) else inputs), labels[:0]
+    return parts_of(samples.take(torch.as_tensor(indices)))
 
 
-def first_inputs(data: Dataset, count: int = 1) -> Tensor:
+def first_inputs(data: Any, count: int = 1) -> Tensor:
     """The inputs of the first samples, stacked: finite, and at least one."""
     inputs = collate(data, range(min(count, length(data))))[0]
     check_finite(inputs)
-    return inputs
+    return inputs if isinstance(inputs, Tensor) else inputs.inputs
 
 
-def check_finite(inputs: Tensor) -> None:
+def check_finite(inputs: Inputs) -> None:
     """Refuse data that holds NaN or infinity: whatever is computed from it says nothing."""
-    if inputs.is_floating_point() and not bool(torch.isfinite(inputs).all()):
-        count = int((~torch.isfinite(inputs)).sum())
-        raise BadInput(f"The data holds {count} NaN or infinite values in one batch: repair it or leave it out.")
+    values = (inputs,) if isinstance(inputs, Tensor) else (*inputs.args, *inputs.kwargs.values())
+    for value in values:
+        if isinstance(value, Tensor) and value.is_floating_point() and not bool(torch.isfinite(value).all()):
+            count = int((~torch.isfinite(value)).sum())
+            raise BadInput(f"The data holds {count} NaN or infinite values in one batch: repair it or leave it out.")
 
 
-def items_of(items: Sequence[Any]) -> tuple[Tensor, Tensor]:
-    """Samples (input, label) stacked; anything else is refused."""
-    first = items[0]
-    if not isinstance(first, (tuple, list)) or len(first) != 2:
-        about = f"{type(first).__name__} of {len(first)}" if hasattr(first, "__len__") else type(first).__name__
-        raise BadInput(f"A sample of the data is a {about}; (input, label) pairs are expected.")
-    inputs, labels = default_collate(list(items))
-    if not isinstance(inputs, Tensor) or not isinstance(labels, Tensor):
-        names = f"{type(inputs).__name__} and {type(labels).__name__}"
-        raise BadInput(f"The samples of the data are stacked to {names}; inputs and labels must be tensors or numbers.")
-    return inputs, labels
-
-
-def in_order(data: Dataset, batch_size: int = 256, limit: int | None = None) -> Iterator[tuple[Tensor, Tensor]]:
+def in_order(data: Any, batch_size: int = 256, limit: int | None = None) -> Iterator[tuple[Inputs, Tensor]]:
     """Batches in the data's own order, for evaluation."""
     read = reader(data)
     for index, part in enumerate(torch.arange(length(data)).split(batch_size)):
@@ -175,22 +167,27 @@ def in_order(data: Dataset, batch_size: int = 256, limit: int | None = None) -> 
         yield read(part) if read is not None else collate(data, part.tolist())
 
 
-def fingerprint(data: Dataset, samples: int = 256) -> str:
+def fingerprint(data: Any, samples: int = 256) -> str:
     """A hash of the data: all of it where it lies in memory, else `samples` evenly spaced items."""
     count, state = length(data), hashlib.blake2b(digest_size=16)
     if reader(data) is not None:
         for inputs, labels in in_order(data, 4096):
-            state.update(digest({"inputs": inputs, "labels": labels}).encode())
+            state.update(digest({"inputs": inputs, "labels": labels}).encode())  # type: ignore[dict-item]
         return f"{count} samples, {state.hexdigest()[:16]}"
     with isolated():
         for index in sorted({round(i * (count - 1) / max(1, samples - 1)) for i in range(min(samples, count))}):
             seed_everything(derive(0, "fingerprint", index))
             inputs, labels = collate(data, [index])
-            state.update(digest({"inputs": inputs, "labels": labels}).encode())
+            named = {"inputs": inputs} if isinstance(inputs, Tensor) else dict(inputs.kwargs) | _numbered(inputs.args)
+            state.update(digest({**named, "labels": labels}).encode())
     return f"{count} samples, {state.hexdigest()[:16]}"
 
 
-def _augment(choice: Any, data: Dataset) -> Callable[[Tensor, torch.Generator], Tensor] | None:
+def _numbered(values: Sequence[Any]) -> dict[str, Any]:
+    return {f"inputs {number}": value for number, value in enumerate(values)}
+
+
+def _augment(choice: Any, data: Any) -> Callable[[Tensor, torch.Generator], Tensor] | None:
     if callable(choice):
         return choice
     border = data.black if isinstance(data, Labelled) else 0.0

@@ -17,26 +17,25 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset
 
 from prunus.contract import Duration, Masks
 from prunus.errors import BadInput, PrunusError, RunFailed, first_line
 from prunus.storage import digest, locked
 from prunus.training import distributed
-from prunus.training.batches import Batches, fingerprint, isolated
+from prunus.training.batches import Batches, Inputs, fingerprint, isolated
 from prunus.training.checkpoints import Checkpoints, pack_optimizer, require_same, unpack_optimizer
 from prunus.training.history import Callback, EachEpoch, History, Record
-from prunus.training.objective import Objective, correct, evaluate
+from prunus.training.objective import Objective, correct, evaluate, labelled
 from prunus.training.settings import FitConfig, Schedule, interval
 
 
 def fit(
     model: nn.Module,
-    data: Dataset,
+    data: Any,
     length: str | Duration = "10ep",
     config: FitConfig | None = None,
     masks: Masks | None = None,
-    test: Dataset | None = None,
+    test: Any = None,
 ) -> History:
     """Train `model` in place for `length` ("20ep" or "5000it") and return one record per epoch.
 
@@ -79,11 +78,11 @@ class Run:
     """
 
     model: nn.Module
-    data: Dataset
+    data: Any
     length: str | Duration
     config: FitConfig
     masks: Masks | None = None
-    test: Dataset | None = None
+    test: Any = None
     parameters: Sequence[nn.Parameter] | None = None
     callbacks: Sequence[Callback] = ()
     start: int = 0
@@ -180,7 +179,7 @@ class Run:
         self._close_epoch()
         self._save()
 
-    def _step(self, inputs: Tensor, labels: Tensor, share: float) -> None:
+    def _step(self, inputs: Inputs, labels: Tensor, share: float) -> None:
         self.lr = self.schedule.rate(self.config.lr, self.step, self.total, self.per_epoch, self.by_epoch)
         for group in self.optimizer.param_groups:
             group["lr"] = self.lr
@@ -193,7 +192,7 @@ class Run:
             if not torch.isfinite(whole):
                 self.fail(f"The loss became {float(whole.detach())}")
             (whole if self.world == 1 else whole * share).backward()
-            self.tally.add(loss, correct(outputs.detach(), labels), len(labels))
+            self.tally.add(loss, correct(outputs.detach(), labels), labelled(labels))
         if self.world > 1:
             distributed.sum_gradients(p for p in self.model.parameters() if p.requires_grad)
             distributed.broadcast_buffers(self.model)
@@ -205,7 +204,7 @@ class Run:
         for hook in self.hooks:
             hook.after_step(self)
 
-    def _objective(self, inputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _objective(self, inputs: Inputs, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         if self.step > self.start:
             return self.objective(inputs, labels)
         try:
@@ -213,9 +212,10 @@ class Run:
         except (RuntimeError, ValueError, IndexError, TypeError) as error:
             if isinstance(error, PrunusError):
                 raise
+            shape = tuple((inputs if isinstance(inputs, Tensor) else inputs.inputs).shape)
             raise BadInput(
                 f"The model cannot learn from this data ({first_line(error)}): its inputs have shape "
-                f"{tuple(inputs.shape)} and its labels go up to {labels.max().item():g}."
+                f"{shape} and its labels go up to {labels.max().item():g}."
             ) from error
 
     def _close_epoch(self) -> None:

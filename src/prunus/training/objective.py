@@ -8,11 +8,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.data import Dataset
 
-from prunus.adapters import main_output
+from prunus.adapters import IGNORED, as_weights, call, main_output
 from prunus.errors import BadInput, PrunusError, first_line
-from prunus.training.batches import check_finite, in_order
+from prunus.training.batches import Inputs, check_finite, in_order
 from prunus.training.settings import FitConfig
 
 
@@ -35,6 +34,8 @@ def loss_of(loss: str | Callable[[Tensor, Tensor], Tensor], outputs: Tensor, lab
             raise BadInput(
                 f"The model gives outputs of shape {tuple(outputs.shape)}; class scores (batch, classes) expected."
             )
+        if outputs.dim() == labels.dim() + 1 and outputs.shape[:-1] == labels.shape:  # classes last, for each token
+            return F.cross_entropy(outputs.flatten(0, -2), labels.flatten())
         return F.cross_entropy(outputs, labels)
     if kind == "binary":
         return F.binary_cross_entropy_with_logits(outputs.reshape(labels.shape), labels.to(outputs.dtype))
@@ -45,9 +46,26 @@ def correct(outputs: Tensor, labels: Tensor) -> int | None:
     """How many labels are predicted right; None where labels are real numbers."""
     if labels.is_floating_point():
         return None
+    if outputs.dim() > 2 and outputs.shape[:-1] == labels.shape:
+        return int((outputs.argmax(-1) == labels).sum())
     if outputs.dim() == 1 or outputs.shape[-1] == 1:
         return int(((outputs.reshape(labels.shape) > 0) == (labels > 0)).sum())
     return int((outputs.argmax(1) == labels).sum())
+
+
+def answer(model: nn.Module, inputs: Inputs, loss: Any = None) -> tuple[Tensor, Tensor | None]:
+    """(outputs, the model's own loss): the latter where the loss is "auto" and the model computes one from labels."""
+    if isinstance(inputs, Tensor):
+        output = model(as_weights(model, inputs))
+        return (output if isinstance(output, Tensor) else main_output(output)), None
+    output = call(model, inputs, labels=loss == "auto")
+    own = getattr(output, "loss", None) if loss == "auto" else None
+    return main_output(output), own if isinstance(own, Tensor) else None
+
+
+def labelled(labels: Tensor) -> int:
+    """How many labels there are, padding left out."""
+    return int((labels != IGNORED).sum()) if not labels.is_floating_point() and labels.dim() > 1 else len(labels)
 
 
 class Objective:
@@ -62,10 +80,10 @@ class Objective:
             self.spectral = SpectralPenalty(model, config.seed)
         self.teacher = config.distill_from
 
-    def __call__(self, inputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def __call__(self, inputs: Inputs, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """(whole objective, plain loss, outputs)."""
-        outputs = main_output(self.model(inputs))
-        plain = loss_of(self.config.loss, outputs, labels)
+        outputs, own = answer(self.model, inputs, self.config.loss)
+        plain = loss_of(self.config.loss, outputs, labels) if own is None else own
         whole = plain
         if self.teacher is not None:
             weight = self.config.distill_weight
@@ -76,13 +94,13 @@ class Objective:
             whole = whole + self.config.penalty(self.model)
         return whole, plain, outputs
 
-    def _distillation(self, inputs: Tensor, outputs: Tensor) -> Tensor:
+    def _distillation(self, inputs: Inputs, outputs: Tensor) -> Tensor:
         """T^2 KL(teacher || student) of the outputs softened by the temperature T."""
         assert self.teacher is not None
         heat, training = self.config.temperature, self.teacher.training
         self.teacher.eval()
         with torch.no_grad():
-            target = F.log_softmax(self.teacher(inputs) / heat, dim=-1)
+            target = F.log_softmax(answer(self.teacher, inputs)[0] / heat, dim=-1)
         self.teacher.train(training)
         softened = F.log_softmax(outputs / heat, dim=-1)
         return heat * heat * F.kl_div(softened, target, reduction="batchmean", log_target=True)
@@ -120,7 +138,7 @@ def _range(labels: Tensor) -> str:
 @torch.no_grad()
 def evaluate(
     model: nn.Module,
-    data: Dataset,
+    data: Any,
     batch_size: int = 256,
     loss: str | Callable[[Tensor, Tensor], Tensor] = "auto",
     limit: int | None = None,
@@ -135,26 +153,28 @@ def evaluate(
         for inputs, labels in in_order(data, batch_size, limit):
             inputs, labels = inputs.to(device), labels.to(device)
             check_finite(inputs)
+            number = labelled(labels)
             try:
-                outputs = main_output(model(inputs))
-                total += float(loss_of(loss, outputs, labels)) * len(labels)
+                outputs, own = answer(model, inputs, loss)
+                total += float(loss_of(loss, outputs, labels) if own is None else own) * number
                 right = correct(outputs, labels)
             except (RuntimeError, TypeError, ValueError, IndexError, AttributeError) as error:
                 if isinstance(error, PrunusError):
                     raise
+                shape = tuple((inputs if isinstance(inputs, Tensor) else inputs.inputs).shape[1:])
                 raise BadInput(
                     f"The model cannot be measured on this data ({first_line(error)}): its inputs have shape "
-                    f"{tuple(inputs.shape[1:])}, its labels {_range(labels)}; give data that fits the model."
+                    f"{shape}, its labels {_range(labels)}; give data that fits the model."
                 ) from error
             counted = counted and right is not None
             hits += right or 0
-            count += len(labels)
+            count += number
     finally:
         model.train(training)
-    return total / count, hits / count if counted else None
+    return total / max(1, count), hits / max(1, count) if counted else None
 
 
-def accuracy(model: nn.Module, data: Dataset, batch_size: int = 256, limit: int | None = None) -> float:
+def accuracy(model: nn.Module, data: Any, batch_size: int = 256, limit: int | None = None) -> float:
     """Fraction of labels predicted right, in evaluation mode."""
     found = evaluate(model, data, batch_size, limit=limit)[1]
     if found is None:

@@ -9,12 +9,11 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.data import Dataset
 
+from prunus import adapters
 from prunus.contract import Masks
 from prunus.errors import BadInput
 from prunus.layers import prunable_weights
-from prunus.training.batches import in_order
 
 _LINEAR = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
@@ -57,7 +56,7 @@ def _scale_input(factor: float) -> Callable[[nn.Module, Any], Any]:
     return hook
 
 
-def recalibrate(model: nn.Module, data: Dataset, batches: int = 10, batch_size: int = 128) -> nn.Module:
+def recalibrate(model: nn.Module, data: Any, batches: int = 10, batch_size: int = 128) -> nn.Module:
     """Replace batch-norm statistics by those of the model as it now is, over `batches` batches; returns the model.
 
     Weights, dropout and the mode of the model are left alone. A model without batch norm is returned as it is.
@@ -77,9 +76,9 @@ def recalibrate(model: nn.Module, data: Dataset, batches: int = 10, batch_size: 
             norm.momentum = None  # a plain mean over the batches
             norm.training = True
         with torch.no_grad():
-            for inputs, _ in in_order(data, batch_size, batches):
-                if len(inputs) > 1:
-                    model(inputs.to(device))
+            for batch in adapters.batches(data, batch_size, limit=batches):
+                if batch.size > 1:
+                    adapters.call(model, batch.to(device))
     finally:
         for norm, momentum in zip(norms, momenta):
             norm.momentum = momentum
