@@ -216,7 +216,7 @@ def test_refuses_bad_input() -> None:
     with torch.no_grad():
         model.layers[0].weight[0, 0] = float("nan")
     with pytest.raises(BadInput, match=r"layers\.0.*NaN"):
-        compress(model, select="always")
+        compress(model, select={"layers.0": True})
     with torch.device("meta"), pytest.raises(BadInput, match="CPU"):
         compress(nn.Linear(2, 2))
 

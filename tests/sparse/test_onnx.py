@@ -38,6 +38,7 @@ def test_several_outputs_and_clear_refusals(tmp_path: Path) -> None:
     model = prunus.models.make("fc:64-48-10").eval()
     with pytest.raises(BadInput, match="cannot run on the example"):
         export_onnx(model, tmp_path / "net.onnx", torch.randn(3, 63))
+    prunus.prune(model, 0.5, pattern="balanced:16")
     packed = prunus.compress(model, example=torch.randn(3, 64), select="always")
     with pytest.raises(BadInput, match="is compressed"):
         export_onnx(packed, tmp_path / "net.onnx", torch.randn(3, 64))

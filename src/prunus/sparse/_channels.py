@@ -76,12 +76,17 @@ def remove_channels(model: nn.Module) -> tuple[nn.Module, dict[str, list[int]]]:
     Models that `torch.fx` cannot trace come back whole.
     """
     work = copy.deepcopy(model).eval()
+    return work, remove_channels_(work)
+
+
+def remove_channels_(work: nn.Module) -> dict[str, list[int]]:
+    """`remove_channels` in place; tensors that shrink are replaced, not written to."""
     graph = trace(work)
     if graph is None:
-        return work, {}
+        return {}
     modules = dict(work.named_modules())
     if any(node.op == "get_attr" for node in graph.nodes):  # weights used directly: their shapes are not ours to change
-        return work, {}
+        return {}
     calls: dict[str, int] = {}
     for node in graph.nodes:
         if node.op == "call_module":
@@ -95,7 +100,7 @@ def remove_channels(model: nn.Module) -> tuple[nn.Module, dict[str, list[int]]]:
         if bool(keep.any()) and not bool(keep.all()):
             _shrink(space, keep, modules)
     shapes = {name: list(value.shape) for name, value in work.state_dict().items()}
-    return work, {name: shape for name, shape in shapes.items() if shape != before[name]}
+    return {name: shape for name, shape in shapes.items() if shape != before[name]}
 
 
 class _Follower:

@@ -12,20 +12,28 @@ from torch import Tensor, nn
 
 from prunus.contract import Masks
 from prunus.errors import BadInput, first_line
-from prunus.sparse._channels import remove_channels
+from prunus.sparse._candidates import (
+    RECURRENT,
+    Candidates,
+    find,
+    read_own_forwards,
+    replacement,
+    usual_shape,
+)
+from prunus.sparse._channels import remove_channels_
+from prunus.sparse._copies import Example, as_example, mask_copy, own, require_equal, run, share_packed, sharing
 from prunus.sparse._errors import output_errors
 from prunus.sparse._explain import make_row
-from prunus.sparse._geometry import Geometry
-from prunus.sparse._graph import batch_norm_pairs, folded
+from prunus.sparse._foreign import Cast, PaddedConv2d
+from prunus.sparse._graph import batch_norm_pairs
 from prunus.sparse._measure import Timing, compare, in_turn
-from prunus.sparse._modules import BalancedLinear, PackedModule, SparseConv2d, check_activations, check_order
+from prunus.sparse._modules import PackedModule, check_activations, check_order
 from prunus.sparse._packed import KINDS
-from prunus.sparse._plan import Plan, describe, install
-from prunus.sparse._recurrent import SparseLSTM, SparseLSTMCell
+from prunus.sparse._plan import Plan, describe, install, plan_of
 
 LEAST_SPARSITY = 0.3  # below this share of zeros a layer is not tried unless it is named ...
 SMALL = 4096  # ... or so small that the saved overhead may pay
-_EXPANSION = 1 << 26  # weights of a grouped convolution written without groups
+UNPRUNED = 0.01  # below this share of zeros "always" leaves a layer alone, too
 
 
 def compress(
@@ -39,11 +47,16 @@ def compress(
     fuse: bool = False,
     permutations: Mapping[str, Tensor] | None = None,
 ) -> nn.Module:
-    """A copy for inference in which linear layers, 2-D convolutions and LSTMs with enough zeros run on packed weights.
+    """A copy for inference in which layers with enough zeros run on packed weights.
 
-    `masks` are applied to the copy first; without them the zeros of the weights count. `example` is an input (or a
-    tuple of inputs) of the shape that matters: it decides on which shapes layers are timed. `select` is "measured"
-    (replace what gains), "always" (replace whatever can be), or {layer: bool} to decide for some layers by hand.
+    Linear layers (transformers' `Conv1D` too), 2-D convolutions, LSTMs, GRUs and attention are packed, and subclasses
+    whose own forward is one such product; `explain` says why the others stay dense. Models in bfloat16 or float16 are
+    computed in float32 inside packed layers. `masks` are applied to the copy first; without them the zeros of the
+    weights count. `example` is an input, a tuple of inputs or a dict of named ones, of the shape that matters: it
+    decides on which shapes layers are timed, and both models are run on it and compared before the copy is returned.
+
+    `select` is "measured" (replace what gains), "always" (replace whatever can be and is pruned), or {layer: bool} to
+    decide for some layers by hand.
     `dtype` stores the kept values as torch.float32 (the default), torch.bfloat16 or torch.int8. With
     `activations=torch.int8` the inputs of linear layers are rounded to seven bits, token by token, and multiplied with
     int8 weights as integers: up to three times as fast as float32; `explain` states the error of each layer's output
@@ -56,49 +69,95 @@ def compress(
     """
     dtype = torch.int8 if dtype is None and activations is not None else dtype
     _check_arguments(model, masks, select, dtype, activations)
+    example = None if example is None else as_example(example)
     try:
-        work = copy.deepcopy(model).eval()
+        work = sharing(model).eval()
     except RuntimeError as error:
         hint = "prune.remove makes the pruning of torch.nn.utils.prune permanent"
         raise BadInput(f"The model cannot be copied ({first_line(error)}): {hint}.") from error
     if masks is not None:
-        masks.apply_(work)
-    shapes_left: dict[str, list[int]] = {}
-    if not permutations:  # an order of columns speaks of the columns that were there
-        work, shapes_left = remove_channels(work)
-    layers = _candidates(work)
-    wanted = _wanted(select, layers)
-    shapes, foreign = _shapes(work, layers, example)
-    norms = batch_norm_pairs(work)
-    orders = _orders(permutations, layers)
-    held, tried = _bytes(work), list[_Tried]()
-    for name, layer in layers.items():
-        decision = wanted.get(name, "always" if select == "always" else "measured")
-        weights = [parameter for parameter in layer.parameters() if parameter.dim() > 1]
-        total = sum(weight.numel() for weight in weights)
-        sparsity = 1 - sum(int(weight.count_nonzero()) for weight in weights) / max(1, total)
-        hopeless = sparsity < LEAST_SPARSITY and (total > SMALL or name not in norms)
-        if decision == "never" or name in foreign or (decision == "measured" and hopeless):
-            tried.append(_Tried(name, layer, None, None, False, False))
-            continue
-        packed = _replacement(name, layer, norms, work, dtype, activations, orders.get(name))
-        norm = work.get_submodule(norms[name]) if name in norms else None
-        timing = _time(layer, norm, packed, shapes.get(name), sparsity, held - _bytes(layer))
-        sure = decision == "always" or timing.gains
-        tried.append(_Tried(name, layer, packed, timing, sure, sure or timing.may_gain))
+        mask_copy(work, masks)
+    expected = None if example is None else run(work, example)
+    # An order of columns speaks of the columns that were there.
+    shapes_left = {} if permutations else remove_channels_(work)
+    found = find(work)
+    shapes, foreign = _shapes(work, found.layers, example)
+    read_own_forwards(found, shapes)
+    tried = _try_layers(work, found, shapes, foreign, select, dtype, activations, permutations)
+    norms = {one.name: one.norm for one in tried if one.norm}
     if example is not None and dtype not in (None, torch.float32):
         folded_norms = {name: work.get_submodule(norm) for name, norm in norms.items()}
         errors = output_errors(work, {one.name: one.packed for one in tried if one.packed}, folded_norms, example)
         tried = [replace(one, error=errors.get(one.name)) for one in tried]
+    fast = _finish_best(work, tried, norms, Plan(fused=fuse, shapes=shapes_left), example)
+    for name, why in found.left.items():
+        plan_of(fast).rows.append(make_row(name, work.get_submodule(name), None, None, why=why))
+    own(fast, model)
+    if expected is not None:
+        require_equal(fast, example, expected, exact=dtype in (None, torch.float32))
+    return fast
+
+
+def _try_layers(
+    work: nn.Module,
+    found: Candidates,
+    shapes: Mapping[str, tuple[int, ...]],
+    foreign: set[str],
+    select: str | Mapping[str, bool],
+    dtype: torch.dtype | None,
+    activations: torch.dtype | None,
+    permutations: Mapping[str, Tensor] | None,
+) -> list[_Tried]:
+    """Pack every layer that has enough zeros, and time it against the dense one."""
+    layers = found.layers
+    wanted = _wanted(select, layers)
+    pairs = batch_norm_pairs(work)
+    orders = _orders(permutations, layers)
+    held, tried = _bytes(work), list[_Tried]()
+    same: dict[Any, nn.Module] = {}
+    for name, layer in layers.items():
+        decision = wanted.get(name, "all" if select == "always" else "measured")
+        weights = [parameter for parameter in layer.parameters() if parameter.dim() > 1]
+        total = sum(weight.numel() for weight in weights)
+        sparsity = 1 - sum(int(weight.count_nonzero()) for weight in weights) / max(1, total)
+        hopeless = sparsity < LEAST_SPARSITY and (total > SMALL or name not in pairs)
+        why = ""
+        if decision == "never":
+            why = "not selected"
+        elif name in foreign:
+            why = "it is called with something else than a tensor"
+        elif decision == "all" and hopeless and sparsity < UNPRUNED:
+            why = "not pruned"
+        elif decision == "measured" and hopeless:
+            why = "too few zeros"
+        if why:
+            tried.append(_Tried(name, layer, None, None, False, False, why=why))
+            continue
+        norm = work.get_submodule(pairs[name]) if name in pairs else None
+        linear = {}
+        if not isinstance(layer, (nn.Conv2d, nn.MultiheadAttention, *RECURRENT)):
+            linear = {"permutation": orders.get(name), "activations": activations}
+        packed = replacement(name, work, found, norm, dtype, **linear)
+        share_packed(packed, layer, norm, same)
+        timing = _time(layer, norm, packed, shapes.get(name), sparsity, held - _bytes(layer), found)
+        sure = decision in ("always", "all") or timing.gains
+        likely = sure or timing.may_gain
+        slow = "" if likely else "its packed form is slower"
+        tried.append(_Tried(name, layer, packed, timing, sure, likely, pairs.get(name, ""), why=slow))
+    return tried
+
+
+def _finish_best(
+    work: nn.Module, tried: Sequence[_Tried], norms: Mapping[str, str], plan: Plan, example: Example | None
+) -> nn.Module:
+    """The finished model; layers whose gain is a few microseconds are in it if the whole model runs faster so."""
     if example is None or all(one.sure == one.likely for one in tried):
-        return _finish(work, tried, norms, Plan(fused=fuse, shapes=shapes_left), [one.sure for one in tried])
-    # Layers whose gain is a few microseconds: with them or without, as the whole model runs faster.
-    other = copy.deepcopy(work), [replace(one, packed=copy.deepcopy(one.packed)) for one in tried]
-    without = _finish(*other, norms, Plan(fused=fuse, shapes=shapes_left), [one.sure for one in tried])
-    inside = _finish(work, tried, norms, Plan(fused=fuse, shapes=shapes_left), [one.likely for one in tried])
-    arguments = example if isinstance(example, tuple) else (example,)
+        return _finish(work, tried, norms, plan, [one.sure for one in tried])
+    other = sharing(work), [replace(one, packed=sharing(one.packed) if one.packed else None) for one in tried]
+    without = _finish(*other, norms, copy.deepcopy(plan), [one.sure for one in tried])
+    inside = _finish(work, tried, norms, plan, [one.likely for one in tried])
     with torch.no_grad():
-        seconds = in_turn([lambda: without(*arguments), lambda: inside(*arguments)])
+        seconds = in_turn([lambda: example.run(without), lambda: example.run(inside)])
     return inside if seconds[1] < seconds[0] else without
 
 
@@ -112,7 +171,9 @@ class _Tried:
     timing: Timing | None
     sure: bool
     likely: bool
+    norm: str = ""
     error: float | None = None
+    why: str = ""
 
 
 def _finish(
@@ -121,7 +182,7 @@ def _finish(
     modules: dict[str, nn.Module] = {}
     for one, taken in zip(tried, chosen):
         packed = one.packed if taken else None
-        plan.rows.append(make_row(one.name, one.layer, packed, one.timing, one.error))
+        plan.rows.append(make_row(one.name, one.layer, packed, one.timing, one.error, one.why))
         if packed is None:
             continue
         modules[one.name] = packed
@@ -152,32 +213,6 @@ def _check_arguments(model: nn.Module, masks: Any, select: Any, dtype: Any, acti
         )
 
 
-def _candidates(model: nn.Module) -> dict[str, nn.Module]:
-    """Layers that can be replaced: not those whose weight another module reads by itself."""
-    inside = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
-    closed = {id(child) for module in model.modules() if isinstance(module, inside) for child in module.modules()}
-    found: dict[str, nn.Module] = {}
-    for name, module in model.named_modules():
-        if type(module) not in (nn.Linear, nn.Conv2d, nn.LSTM, nn.LSTMCell) or id(module) in closed:
-            continue
-        kinds = {parameter.dtype for parameter in module.parameters()} - {torch.float32}
-        if kinds:
-            raise BadInput(f"Layer {name!r} holds {kinds.pop()}; sparse layers run float32: use model.float().")
-        unsupported = isinstance(module, nn.Conv2d) and not _supported(module)
-        if unsupported or (isinstance(module, nn.LSTM) and module.proj_size):
-            continue
-        found[name] = module
-    return found
-
-
-def _supported(conv: nn.Conv2d) -> bool:
-    try:
-        Geometry.of(conv)
-    except BadInput:
-        return False
-    return conv.weight.numel() * conv.groups <= _EXPANSION or conv.groups == 1
-
-
 def _wanted(select: str | Mapping[str, bool], layers: Mapping[str, nn.Module]) -> dict[str, str]:
     if isinstance(select, str):
         return {}
@@ -192,14 +227,14 @@ def _wanted(select: str | Mapping[str, bool], layers: Mapping[str, nn.Module]) -
 
 def _orders(permutations: Mapping[str, Tensor] | None, layers: Mapping[str, nn.Module]) -> Mapping[str, Tensor]:
     for name in permutations or {}:
-        if type(layers.get(name)) is not nn.Linear:
+        if not isinstance(layers.get(name), nn.Linear):
             raise BadInput(f"A permutation is given for {name!r}, which is not a linear layer of this model.")
         check_order((permutations or {})[name], layers[name].in_features)  # type: ignore[arg-type]
     return permutations or {}
 
 
 def _shapes(
-    model: nn.Module, layers: Mapping[str, nn.Module], example: Any
+    model: nn.Module, layers: Mapping[str, nn.Module], example: Example | None
 ) -> tuple[dict[str, tuple[int, ...]], set[str]]:
     """The shape each layer sees when the example runs, and the layers fed something else (a packed sequence)."""
     if example is None:
@@ -209,7 +244,7 @@ def _shapes(
 
     def note(name: str) -> Any:
         def hook(_: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
-            first = inputs[0] if inputs else named.get("input")
+            first = inputs[0] if inputs else named.get("input", named.get("query"))
             if isinstance(first, Tensor):
                 shapes.setdefault(name, tuple(first.shape))
             else:
@@ -218,50 +253,28 @@ def _shapes(
         return hook
 
     handles = [layer.register_forward_pre_hook(note(name), with_kwargs=True) for name, layer in layers.items()]
-    arguments = example if isinstance(example, tuple) else (example,)
     try:
-        with torch.no_grad():
-            model(**example) if isinstance(example, Mapping) else model(*arguments)
-    except (RuntimeError, TypeError, ValueError, IndexError) as error:
-        raise BadInput(
-            f"The model cannot run on the example ({first_line(error)}): give an input of the right shape."
-        ) from error
+        run(model, example)
     finally:
         for handle in handles:
             handle.remove()
     return shapes, foreign
 
 
-def _replacement(
-    name: str,
-    layer: nn.Module,
-    norms: Mapping[str, str],
-    model: nn.Module,
-    dtype: torch.dtype | None,
-    activations: torch.dtype | None,
-    order: Tensor | None,
-) -> nn.Module:
-    try:
-        if isinstance(layer, nn.Linear):
-            return BalancedLinear.from_dense(layer, None, dtype, order, activations)
-        if isinstance(layer, nn.LSTM):
-            return SparseLSTM.from_dense(layer, dtype)
-        if isinstance(layer, nn.LSTMCell):
-            return SparseLSTMCell.from_dense(layer, dtype)
-        assert isinstance(layer, nn.Conv2d)
-        if name not in norms:
-            return SparseConv2d.from_dense(layer, dtype=dtype)
-        norm = model.get_submodule(norms[name])
-        assert isinstance(norm, nn.BatchNorm2d)
-        weight, bias = folded(layer, norm)
-        geometry = Geometry.of(layer)
-        return SparseConv2d(geometry.pack(weight, layer.groups, None, dtype), geometry, bias)
-    except BadInput as error:
-        raise BadInput(f"Layer {name!r} cannot be packed. {error}") from error
-
-
 def _bytes(module: nn.Module) -> int:
     return sum(parameter.nbytes for parameter in module.parameters())
+
+
+class _Attending(nn.Module):
+    """Attention with keys and values of ones beside an input, for timing."""
+
+    def __init__(self, attention: nn.Module, widths: tuple[int, int]) -> None:
+        super().__init__()
+        self.attention, self.widths = attention, widths
+
+    def forward(self, x: Tensor) -> Tensor:
+        key, value = (x.new_ones(*x.shape[:-1], width) for width in self.widths)
+        return self.attention(x, key, value, need_weights=False)[0]  # type: ignore[no-any-return]
 
 
 def _time(
@@ -271,25 +284,24 @@ def _time(
     shape: tuple[int, ...] | None,
     sparsity: float,
     around: int,
+    found: Candidates,
 ) -> Timing:
-    """Measured for the shape the layer sees; without an example, for a batch of 8, 16 x 16 pixels or 16 steps.
-
-    A batch norm that would be folded counts on the dense side.
-    """
+    """Measured for the shape the layer sees. A batch norm that would be folded counts on the dense side."""
     kind: tuple[Any, ...] = (type(layer).__name__, *(tuple(parameter.shape) for parameter in layer.parameters()))
-    if isinstance(layer, nn.Linear):
-        shape = shape or (8, layer.in_features)
-    elif isinstance(layer, nn.Conv2d):
-        shape = shape or (1, layer.in_channels, 16, 16)
-        kind = (*kind, Geometry.of(layer), layer.groups)
-    elif isinstance(layer, nn.LSTM):
-        shape = shape or ((8, 16, layer.input_size) if layer.batch_first else (16, 8, layer.input_size))
+    shape = shape or usual_shape(layer)
+    if isinstance(layer, nn.Conv2d):
+        inner: Any = packed.inner if isinstance(packed, Cast) else packed
+        conv = inner.conv if isinstance(inner, PaddedConv2d) else inner
+        kind = (*kind, conv.geometry, getattr(inner, "pad", None), layer.groups)
+    elif isinstance(layer, (nn.LSTM, nn.GRU)):
         kind = (*kind, layer.batch_first, layer.bidirectional)
-    else:
-        assert isinstance(layer, nn.LSTMCell)
-        shape = shape or (8, layer.input_size)
+    dense, ours = layer if norm is None else nn.Sequential(layer, norm), packed
+    if isinstance(layer, nn.MultiheadAttention):
+        kind = (*kind, layer.num_heads)
+        widths = (int(layer.kdim), int(layer.vdim))
+        dense, ours = _Attending(layer, widths), _Attending(packed, widths)
     parts = [part for part in packed.modules() if isinstance(part, PackedModule)]
     formats = tuple((part.bank, tuple(part.values.shape), part.values.dtype) for part in parts)
-    extras = (getattr(packed, "permutation", None) is not None, getattr(packed, "activations", None))
-    key = (kind, norm is None, formats, extras, round(sparsity, 2))
-    return compare(layer if norm is None else nn.Sequential(layer, norm), packed, shape, key, around)
+    extras = (getattr(packed, "permutation", None) is not None, getattr(packed, "activations", None), type(packed))
+    key = (kind, next(layer.parameters()).dtype, norm is None, formats, extras, round(sparsity, 2))
+    return compare(dense, ours, shape, key, around)

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from prunus.sparse._copies import as_example
+
 
 def output_errors(
     model: nn.Module, packed: Mapping[str, nn.Module], norms: Mapping[str, nn.Module], example: Any
@@ -38,10 +40,9 @@ def output_errors(
         return hook
 
     handles = [model.get_submodule(name).register_forward_hook(compare(name), with_kwargs=True) for name in packed]
-    arguments = example if isinstance(example, tuple) else (example,)
     try:
         with torch.no_grad():
-            model(**example) if isinstance(example, Mapping) else model(*arguments)
+            as_example(example).run(model)
     finally:
         for handle in handles:
             handle.remove()

@@ -25,7 +25,12 @@ def explain(model: nn.Module) -> list[Row]:
 
 
 def make_row(
-    name: str, dense: nn.Module, module: nn.Module | None, timing: Timing | None, error: float | None = None
+    name: str,
+    dense: nn.Module,
+    module: nn.Module | None,
+    timing: Timing | None,
+    error: float | None = None,
+    why: str = "",
 ) -> Row:
     """The row of a layer that was replaced, or (module None) of one that stayed."""
     weights = [parameter for parameter in dense.parameters() if parameter.dim() > 1]
@@ -39,7 +44,7 @@ def make_row(
         row = (
             name,
             f"{type(module).__name__}, bank {parts[0].bank}, {kind}",
-            "one for each step",
+            "float32 inside" if hasattr(module, "inner") else "several products",
             zeros,
             bytes_now,
             size,
@@ -49,7 +54,7 @@ def make_row(
     packed = module
     if packed is None:
         times = () if timing is None else (timing.shape, 1e6 * timing.ours, 1e6 * timing.dense, timing.gain)
-        return Row(name, "dense", "torch", zeros, size, size, *times)
+        return replace(Row(name, "dense", "torch", zeros, size, size, *times), why=why)
     kind = str(packed.values.dtype).removeprefix("torch.")
     kind += " x int8" if packed.integer else ""
     bytes_now = packed.packed.nbytes + (0 if packed.bias is None else packed.bias.nbytes)

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from prunus import storage
 from prunus.errors import BadFile, BadInput
+from prunus.layers import is_conv1d
 from prunus.sparse._channels import apply_shapes
 from prunus.sparse._geometry import Geometry
 from prunus.sparse._plan import VERSION, Plan, build, install, plan_of
@@ -31,7 +32,9 @@ def save(model: nn.Module, path: str | os.PathLike[str]) -> Path:
     tensors: dict[str, Tensor] = {}
     seen: dict[int, str] = {}
     shared: dict[str, str] = {}
-    for name, tensor in model.state_dict(keep_vars=True).items():
+    # Buffers that a state leaves out (position ids, frequencies) too: a model on the meta device cannot make them.
+    unsaved = {name: buffer for name, buffer in model.named_buffers() if name not in model.state_dict()}
+    for name, tensor in {**model.state_dict(keep_vars=True), **unsaved}.items():
         if id(tensor) in seen:
             shared[name] = seen[id(tensor)]
             continue
@@ -43,6 +46,7 @@ def save(model: nn.Module, path: str | os.PathLike[str]) -> Path:
 def load(path: str | os.PathLike[str], model: nn.Module) -> nn.Module:
     """The compressed model a file holds, in the shape of `model` (its weights do not matter: it may be on meta)."""
     plan, tensors, shared = _read(Path(path))
+    tensors |= {name: tensors[first] for name, first in shared.items()}
     work = _hollow(model)
     apply_shapes(work, plan.shapes)
     modules: dict[str, nn.Module] = {}
@@ -61,8 +65,7 @@ def load(path: str | os.PathLike[str], model: nn.Module) -> nn.Module:
             raise BadInput(
                 f"The file {path} folds {name!r}, which is not a batch norm of this model: give its own model."
             )
-    state = {**tensors, **{name: tensors[first] for name, first in shared.items()}}
-    return _fill(install(work, plan, modules).eval(), state, path)
+    return _fill(install(work, plan, modules).eval(), tensors, path)
 
 
 def _read(path: Path) -> tuple[Plan, dict[str, Tensor], dict[str, str]]:
@@ -112,20 +115,43 @@ def _built(spec: dict[str, Any], tensors: dict[str, Tensor]) -> nn.Module:
 def _misplaced(model: nn.Module, name: str, spec: dict[str, Any]) -> str:
     """Empty where the model has a layer of this kind and these sizes at this place."""
     module = _submodule(model, name)
-    found = "nothing of the kind"
-    if isinstance(module, nn.Linear):
-        found = f"linear {module.out_features} x {module.in_features}"
-    elif isinstance(module, nn.Conv2d):
-        found = _conv_words(_geometry_of(module))
-    elif isinstance(module, (nn.LSTM, nn.LSTMCell)):
-        kind, layers = ("lstm", module.num_layers) if isinstance(module, nn.LSTM) else ("lstm cell", 1)
-        both = isinstance(module, nn.LSTM) and module.bidirectional
-        found = f"{kind} {module.input_size} to {module.hidden_size}, {layers * (2 if both else 1)} cells"
+    found = _kind_of(module)
     try:
         wanted = _name_kind(spec)
     except (KeyError, TypeError, ValueError, IndexError) as error:
         raise _Unfit(f"its description lacks {error}") from None
-    return "" if found == wanted else f"{wanted}, but the model has {found}"
+    own = isinstance(module, nn.Conv2d) and type(module) is not nn.Conv2d
+    return "" if found == (_own_words(spec) if own else wanted) else f"{wanted}, but the model has {found}"
+
+
+def _own_words(spec: dict[str, Any]) -> str:
+    """Of a convolution whose class has a forward of its own: its weight alone is compared."""
+    inner = spec.get("inner", spec)
+    numbers = inner.get("conv", inner).get("geometry", [0] * 4)
+    return _weight_words([numbers[1], numbers[0], numbers[2], numbers[3]])
+
+
+def _kind_of(module: nn.Module | None) -> str:
+    if isinstance(module, nn.Linear):
+        return f"linear {module.out_features} x {module.in_features}"
+    if module is not None and is_conv1d(module):
+        inputs, outputs = module.weight.shape  # type: ignore[union-attr, misc]
+        return f"linear {outputs} x {inputs}"
+    if type(module) is nn.Conv2d:
+        return _conv_words(_geometry_of(module))
+    if isinstance(module, nn.Conv2d):  # what its own forward does with stride and padding only the file knows
+        return _weight_words(list(module.weight.shape), module.groups)
+    if isinstance(module, nn.MultiheadAttention):
+        return f"attention of {module.num_heads} heads, {module.embed_dim} wide"
+    for kind, word in ((nn.LSTM, "lstm"), (nn.GRU, "gru"), (nn.LSTMCell, "lstm cell"), (nn.GRUCell, "gru cell")):
+        if isinstance(module, kind):
+            cells = module.num_layers * (2 if module.bidirectional else 1) if isinstance(module, nn.RNNBase) else 1
+            return f"{word} {module.input_size} to {module.hidden_size}, {cells} cells"
+    return "nothing of the kind"
+
+
+def _weight_words(shape: list[int], groups: int = 1) -> str:
+    return f"conv2d with weights {shape[0]} x {shape[1] * groups} x {tuple(shape[2:])}"
 
 
 def _geometry_of(conv: nn.Conv2d) -> list[int]:
@@ -142,18 +168,33 @@ def _conv_words(numbers: list[int]) -> str:
 
 
 def _name_kind(spec: dict[str, Any]) -> str:
+    if spec["kind"] == "cast":
+        return _name_kind(spec["inner"])
+    if spec["kind"] == "padded conv2d":
+        return _name_kind(spec["conv"])
+    if spec["kind"] == "attention":
+        return f"attention of {spec['heads']} heads, {spec['query']['rows']} wide"
     if spec["kind"] == "conv2d":
         return _conv_words(list(spec["geometry"]))
-    if spec["kind"] in ("lstm", "lstm cell"):
-        cells = spec["cells"] if spec["kind"] == "lstm" else [spec]
+    if spec["kind"] in ("lstm", "lstm cell", "gru", "gru cell"):
+        cells = spec.get("cells", [spec])
         first = cells[0]
         return f"{spec['kind']} {first['inputs']['cols']} to {first['state']['cols']}, {len(cells)} cells"
     return f"linear {spec['rows']} x {spec['cols']}"
 
 
 def _fill(model: nn.Module, state: dict[str, Tensor], path: str | os.PathLike[str]) -> nn.Module:
+    saved = set(model.state_dict())
+    for name, buffer in list(model.named_buffers()):  # those that a state leaves out
+        if name not in saved and name in state:
+            found = state[name]
+            if found.shape != buffer.shape or found.dtype != buffer.dtype:
+                raise BadInput(f"The file {path} does not fit this model: {name!r} has another shape or type.")
+            owner, _, attribute = name.rpartition(".")
+            model.get_submodule(owner)._buffers[attribute] = found
+    known = {name for name, _ in model.named_buffers()} - saved
     try:
-        model.load_state_dict(state, assign=True)
+        model.load_state_dict({name: value for name, value in state.items() if name not in known}, assign=True)
     except RuntimeError as error:
         lines = [line.strip() for line in str(error).splitlines()[1:]]
         raise BadInput(f"The file {path} does not fit this model: {' '.join(lines) or error}") from None

@@ -58,6 +58,7 @@ def compare(dense: nn.Module, ours: nn.Module, shape: tuple[int, ...], key: Any 
     if key is not None and full_key in _known:
         return _known[full_key]
     x = torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float32)
+    x = x.to(next((parameter.dtype for parameter in dense.parameters()), x.dtype))
     with torch.no_grad():
         runs = [lambda: dense(x), lambda: ours(x)]
         seconds = one_by_one(runs, around) if around else in_turn(runs)

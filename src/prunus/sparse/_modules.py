@@ -15,6 +15,7 @@ from prunus.sparse import _ops
 from prunus.sparse._geometry import Geometry
 from prunus.sparse._integer import check_integer
 from prunus.sparse._packed import Packed, pack
+from prunus.sparse._weight import PackedWeight
 
 _FIELDS = ("values", "index", "schedule", "starts", "scale")
 
@@ -96,6 +97,20 @@ class PackedModule(nn.Module):
     def integer(self) -> bool:
         """Whether inputs are quantised, so that products are integers."""
         return self.activations is not None
+
+    @property
+    def weight(self) -> PackedWeight:
+        """The dense weight, for code that asks for its dtype, shape or device; its values are made when computed with.
+
+        The inputs' columns stand in their own order, also where they were packed in another.
+        """
+        return PackedWeight(self._weight_shape(), torch.float32, self.values.device, self._dense_weight)
+
+    def _weight_shape(self) -> tuple[int, ...]:
+        return (self.rows, self.cols)
+
+    def _dense_weight(self) -> Tensor:
+        return self.packed.dense()
 
     def tensors(self) -> list[Tensor]:
         return [tensor for field in _FIELDS if (tensor := getattr(self, field)) is not None]
@@ -185,6 +200,10 @@ class BalancedLinear(PackedModule):
         weight = weight if permutation is None else weight[:, permutation]
         return cls(pack(weight, bank, dtype), linear.bias, permutation=permutation, activations=activations)
 
+    def _dense_weight(self) -> Tensor:
+        dense = self.packed.dense()
+        return dense if self.permutation is None else torch.empty_like(dense).index_copy_(1, self.permutation, dense)
+
     @property
     def in_features(self) -> int:
         return self.cols
@@ -231,6 +250,12 @@ class SparseConv2d(PackedModule):
         """Pack what is not zero in `conv.weight`; groups become zeros between them."""
         geometry = Geometry.of(conv)
         return cls(geometry.pack(conv.weight, conv.groups, bank, dtype), geometry, conv.bias)
+
+    def _weight_shape(self) -> tuple[int, ...]:
+        return (self.geometry.outputs, self.geometry.inputs, *self.geometry.kernel)
+
+    def _dense_weight(self) -> Tensor:
+        return self.geometry.weight(self.packed.dense(), self.bank)
 
     @property
     def in_channels(self) -> int:

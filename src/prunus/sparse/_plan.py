@@ -9,11 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from prunus.errors import BadInput
+from prunus.sparse._foreign import Cast, PaddedConv2d, SparseAttention
 from prunus.sparse._geometry import Geometry
 from prunus.sparse._graph import fuse
 from prunus.sparse._modules import BalancedLinear, PackedModule, SparseConv2d
 from prunus.sparse._packed import Packed
-from prunus.sparse._recurrent import SparseLSTM, SparseLSTMCell
+from prunus.sparse._recurrent import SparseGRU, SparseGRUCell, SparseLSTM, SparseLSTMCell
 
 VERSION = 1
 ATTRIBUTE = "prunus_plan"
@@ -40,6 +41,7 @@ class Row:
     times_faster: float | None = None
     share_of_limit: float | None = None
     error: float | None = None
+    why: str = ""
 
 
 @dataclass
@@ -76,6 +78,18 @@ def describe(module: nn.Module) -> dict[str, Any]:
     """What must be known, besides tensors, to build the module again."""
     if isinstance(module, SparseLSTMCell):
         return {"kind": "lstm cell", "inputs": describe(module.inputs), "state": describe(module.state)}
+    if isinstance(module, SparseGRUCell):
+        return {"kind": "gru cell", "inputs": describe(module.inputs), "state": describe(module.state)}
+    if isinstance(module, SparseGRU):
+        cells = [describe(cell) for cell in module.cells]
+        return {"kind": "gru", "cells": cells, "batch_first": module.batch_first, "both": module.bidirectional}
+    if isinstance(module, Cast):
+        return {"kind": "cast", "dtype": str(module.dtype).removeprefix("torch."), "inner": describe(module.inner)}
+    if isinstance(module, PaddedConv2d):
+        return {"kind": "padded conv2d", "pad": list(module.pad), "conv": describe(module.conv)}
+    if isinstance(module, SparseAttention):
+        parts = {part: describe(getattr(module, part)) for part in _PROJECTIONS}
+        return {"kind": "attention", **parts, "heads": module.num_heads, "batch_first": module.batch_first}
     if isinstance(module, SparseLSTM):
         cells = [describe(cell) for cell in module.cells]
         return {"kind": "lstm", "cells": cells, "batch_first": module.batch_first, "both": module.bidirectional}
@@ -92,17 +106,37 @@ def describe(module: nn.Module) -> dict[str, Any]:
 
 def build(spec: dict[str, Any], tensors: dict[str, Tensor]) -> nn.Module:
     """The module a spec describes, over these tensors; raises BadInput where they do not fit together."""
-    if spec["kind"] == "lstm cell":
+    if spec["kind"] in _CELLS:
         parts = [build(spec[part], _under(tensors, part)) for part in ("inputs", "state")]
         if not all(isinstance(part, BalancedLinear) for part in parts) or parts[0].rows != parts[1].rows:
             raise BadInput("its two matrices do not fit together")
-        return SparseLSTMCell(*parts)  # type: ignore[arg-type]
-    if spec["kind"] == "lstm":
+        return _CELLS[spec["kind"]](*parts)
+    if spec["kind"] in _SEQUENCES:
         cells = [build(cell, _under(tensors, f"cells.{number}")) for number, cell in enumerate(spec["cells"])]
-        if not cells or not all(isinstance(cell, SparseLSTMCell) for cell in cells):
+        kind, cell = _SEQUENCES[spec["kind"]]
+        if not cells or not all(isinstance(part, cell) for part in cells):
             raise BadInput("its cells are missing")
-        return SparseLSTM(cells, bool(spec["batch_first"]), bool(spec["both"]))  # type: ignore[arg-type]
+        return kind(cells, bool(spec["batch_first"]), bool(spec["both"]))  # type: ignore[no-any-return]
+    if spec["kind"] == "cast":
+        if spec["dtype"] not in ("bfloat16", "float16"):
+            raise BadInput(f"it is to answer in {spec['dtype']!r}, which is unknown")
+        return Cast(build(spec["inner"], _under(tensors, "inner")), getattr(torch, spec["dtype"]))
+    if spec["kind"] == "padded conv2d":
+        conv, pad = build(spec["conv"], _under(tensors, "conv")), [int(side) for side in spec["pad"]]
+        if not isinstance(conv, SparseConv2d) or len(pad) != 4 or not 0 <= min(pad) <= max(pad) < 1 << 16:
+            raise BadInput("its padding is wrong")
+        return PaddedConv2d(conv, (pad[0], pad[1], pad[2], pad[3]))
+    if spec["kind"] == "attention":
+        four = [build(spec[part], _under(tensors, part)) for part in _PROJECTIONS]
+        if not all(isinstance(part, BalancedLinear) for part in four):
+            raise BadInput("its projections are missing")
+        return SparseAttention(four, int(spec["heads"]), bool(spec["batch_first"]))  # type: ignore[arg-type]
     return _build_packed(spec, tensors)
+
+
+_PROJECTIONS = ("query", "key", "value", "out_proj")
+_CELLS: dict[str, Any] = {"lstm cell": SparseLSTMCell, "gru cell": SparseGRUCell}
+_SEQUENCES: dict[str, Any] = {"lstm": (SparseLSTM, SparseLSTMCell), "gru": (SparseGRU, SparseGRUCell)}
 
 
 def _under(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
@@ -146,6 +180,18 @@ def install(model: nn.Module, plan: Plan, modules: dict[str, nn.Module]) -> nn.M
             continue
         for place in names[id(model.get_submodule(name))]:  # a module used twice is replaced in both places
             model.set_submodule(place, module)
+    _close_fused_paths(model)
     model = fuse(model) if plan.fused else model
     setattr(model, ATTRIBUTE, plan)
     return model
+
+
+def _close_fused_paths(model: nn.Module) -> None:
+    """Torch's encoder layers can run as one fused operator that reads weights: not where these are packed."""
+    kinds = (nn.TransformerEncoder, nn.TransformerEncoderLayer)
+    for module in [module for module in model.modules() if isinstance(module, kinds)]:
+        if any(isinstance(part, PackedModule) for part in module.modules()):
+            if isinstance(module, nn.TransformerEncoder):
+                module.use_nested_tensor = False
+            else:
+                module.activation_relu_or_gelu = 0

@@ -1,0 +1,126 @@
+"""Copies that share memory with what they were made from, and the comparison of both."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from prunus.adapters import Batch, output_tensors
+from prunus.contract import Masks
+from prunus.errors import BadInput, RunFailed, first_line
+
+EXACT, ROUNDED = 1e-3, 0.5  # how far results may be off, relative to their size: in float32, and with fewer bits
+
+
+@dataclass(frozen=True)
+class Example:
+    """Inputs of a model: by position and by name."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    def run(self, model: nn.Module) -> Any:
+        return model(*self.args, **self.kwargs)
+
+
+def as_example(example: Any) -> Example:
+    """An input, a tuple of inputs, a dict of named ones, or a `Batch`."""
+    if isinstance(example, Example):
+        return example
+    if isinstance(example, Batch):
+        return Example(example.args, dict(example.kwargs))
+    if isinstance(example, Mapping):
+        return Example((), dict(example))
+    return Example(example if isinstance(example, tuple) else (example,), {})
+
+
+def run(model: nn.Module, example: Example) -> list[Tensor]:
+    """The numbers a model answers with, without gradients."""
+    try:
+        with torch.no_grad():
+            return [tensor.clone() for tensor in output_tensors(example.run(model))]
+    except (RuntimeError, TypeError, ValueError, IndexError, AttributeError, KeyError) as error:
+        raise BadInput(
+            f"The model cannot run on the example ({first_line(error)}): give an input of the right shape."
+        ) from error
+
+
+def require_equal(model: nn.Module, example: Example, expected: list[Tensor], *, exact: bool) -> None:
+    """Refuse a model whose answer to the example is not the expected one."""
+    try:
+        with torch.no_grad():
+            found = output_tensors(example.run(model))
+    except Exception as error:  # whatever the model's code raises, the copy is not usable
+        raise RunFailed(
+            f"The compressed model does not run on the example ({first_line(error)}): leave layers that are used in "
+            "a way of their own dense with select={layer: False}."
+        ) from error
+    narrow = any(tensor.dtype in (torch.float16, torch.bfloat16) for tensor in expected)
+    allowed = ROUNDED if not exact else 0.05 if narrow else EXACT
+    if [tensor.shape for tensor in found] != [tensor.shape for tensor in expected]:
+        raise RunFailed("The compressed model answers the example in another shape than the model it was made from.")
+    for ours, theirs in zip(found, expected):
+        off, size = (ours.double() - theirs.double()).norm(), theirs.double().norm()
+        if not bool(torch.isfinite(theirs).all()):
+            continue  # nothing to compare with
+        if not bool(off <= allowed * size + 1e-6):
+            raise RunFailed(
+                f"The compressed model is off by {float(off / size):.2%} on the example: it was not returned; leave "
+                "layers dense with select={layer: False}, or store more bits."
+            )
+
+
+def sharing(model: nn.Module) -> nn.Module:
+    """A copy of the modules over the very same tensors."""
+    tensors = [*model.parameters(), *model.buffers()]
+    return copy.deepcopy(model, {id(tensor): tensor for tensor in tensors})
+
+
+def own(model: nn.Module, source: nn.Module) -> None:
+    """Give `model` its own copy of every tensor that it shares with `source`."""
+    shared = {id(tensor) for tensor in [*source.parameters(), *source.buffers()]}
+    copies: dict[int, Any] = {}
+    for module in model.modules():
+        for held in (module._parameters, module._buffers):
+            for name, tensor in held.items():
+                if tensor is not None and id(tensor) in shared:
+                    if id(tensor) not in copies:
+                        fresh = tensor.detach().clone()
+                        parameter = isinstance(tensor, nn.Parameter)
+                        copies[id(tensor)] = nn.Parameter(fresh, tensor.requires_grad) if parameter else fresh
+                    held[name] = copies[id(tensor)]
+
+
+def mask_copy(model: nn.Module, masks: Masks) -> None:
+    """Apply masks to a copy that shares its tensors: those that change are replaced by new ones."""
+    changed: dict[int, nn.Parameter] = {}
+    for name, parameter in masks.parameters_of(model).items():
+        dropped = ~masks[name].to(parameter.device)
+        values = parameter.detach()
+        # Weights that are -0.0 where they were dropped count as zeros.
+        if bool((values.masked_select(dropped) != 0).any()):
+            changed[id(parameter)] = nn.Parameter(values.masked_fill(dropped, 0.0), parameter.requires_grad)
+    for module in model.modules():
+        for name, held in module._parameters.items():
+            if held is not None and id(held) in changed:
+                module._parameters[name] = changed[id(held)]
+
+
+def share_packed(packed: nn.Module, layer: nn.Module, norm: nn.Module | None, known: dict[Any, nn.Module]) -> None:
+    """Let a layer whose weight another one uses too read the same packed tensors, so that they are stored once."""
+    weight = getattr(layer, "weight", None)
+    if not isinstance(weight, Tensor) or norm is not None:
+        return
+    first = known.setdefault((id(weight), type(packed)), packed)
+    if first is packed:
+        return
+    for mine, other in zip(packed.modules(), first.modules()):
+        for name, tensor in other._buffers.items():
+            held = mine._buffers.get(name)
+            if tensor is not None and held is not None and torch.equal(held, tensor):
+                mine._buffers[name] = tensor
