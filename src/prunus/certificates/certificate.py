@@ -161,7 +161,7 @@ def _restored(record: Mapping[str, Any]) -> Certificate:
         rounding=_number(record["rounding"]),
         sizes=_number(record["sizes"]),
         layers=tuple(
-            CertifiedLayer(**{name: math.inf if value == "infinite" else value for name, value in layer.items()})
+            CertifiedLayer(**{name: math.inf if value == "infinite" else value for name, value in layer.items()})  # type: ignore[arg-type]
             for layer in record["layers"]
         ),
         domain=restore(record["domain"]),
