@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 import time
 
-from prunus.cli.reproduce import collect, run_one
+from prunus.cli.reproduce import run_one
+from prunus.papers.reproducing import collect
 from support.evidence import record
 
 

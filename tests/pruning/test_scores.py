@@ -34,28 +34,66 @@ def test_snip_is_the_derivative_by_the_mask() -> None:
         assert float(found[row, column]) == pytest.approx(float(losses[0] - losses[1]) / 2e-6, rel=1e-4, abs=1e-9)
 
 
-def test_grasp_is_weight_times_hessian_times_gradient() -> None:
+def test_grasp_is_weight_times_hessian_times_gradient_at_temperature_200() -> None:
     given = context()
     found = scores.grasp(given)
     inputs, labels = given.data
     weights = [weight.parameter for weight in given.weights.values()]
 
     def gradient() -> list[torch.Tensor]:
-        return list(torch.autograd.grad(nn.functional.cross_entropy(given.model(inputs), labels), weights))
+        return list(torch.autograd.grad(nn.functional.cross_entropy(given.model(inputs) / 200, labels), weights))
 
     base = gradient()
     shifted = []
     for sign in (1, -1):
         with torch.no_grad():
             for weight, direction in zip(weights, base):
-                weight += sign * 1e-5 * direction
+                weight += sign * 1e-3 * direction
         shifted.append(gradient())
         with torch.no_grad():
             for weight, direction in zip(weights, base):
-                weight -= sign * 1e-5 * direction
+                weight -= sign * 1e-3 * direction
     for (name, weight), plus, minus in zip(given.weights.items(), *shifted):
-        expected = weight.parameter * (plus - minus) / 2e-5
-        torch.testing.assert_close(found[name], expected.detach(), rtol=1e-4, atol=1e-9)
+        expected = weight.parameter * (plus - minus) / 2e-3
+        torch.testing.assert_close(found[name], expected.detach(), rtol=1e-4, atol=1e-10)
+
+
+class Lopsided(torch.utils.data.Dataset):
+    """600 samples, nine of ten of class 0; counts how many are read."""
+
+    def __init__(self) -> None:
+        generator = torch.Generator().manual_seed(3)
+        self.inputs = torch.randn(600, 12, generator=generator)
+        self.labels = torch.where(torch.arange(600) % 10 > 0, 0, torch.arange(600) // 10 % 4)
+
+    def __len__(self) -> int:
+        return 600
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        return self.inputs[index], int(self.labels[index])
+
+
+def test_grasp_takes_ten_samples_of_every_class() -> None:
+    model = nn.Sequential(nn.Linear(12, 16), nn.ReLU(), nn.Linear(16, 4))
+    data = Lopsided()
+    seen: list[int] = []
+
+    def loss(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        seen.extend(labels.tolist())
+        return nn.functional.cross_entropy(outputs, labels)
+
+    first = scores.grasp(ScoreContext(model, prunable_weights(model), data, loss, seed=1))
+    assert [seen.count(label) for label in range(4)] == [10, 10, 10, 10]
+    again = scores.grasp(ScoreContext(model, prunable_weights(model), data, loss, seed=1))
+    other = scores.grasp(ScoreContext(model, prunable_weights(model), data, loss, seed=2))
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    assert any(not torch.equal(first[name], other[name]) for name in first)
+
+
+def test_grasp_takes_what_there_is_of_a_rare_class() -> None:
+    model = nn.Sequential(nn.Linear(12, 7))  # classes 4 to 6 never occur
+    found = scores.grasp(ScoreContext(model, prunable_weights(model), Lopsided(), seed=0))
+    assert bool(found["0.weight"].isfinite().all())
 
 
 def test_synflow_conserves_flow_and_ignores_signs() -> None:

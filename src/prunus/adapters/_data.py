@@ -48,6 +48,29 @@ class Batch:
             raise BadInput("The data hold no tensor that a model could take.")
         return found
 
+    def rows(self, chosen: list[int]) -> Batch:
+        """Some of the samples, by their positions; what is not a tensor with a row for each sample stays as it is."""
+
+        def pick(value: Any) -> Any:
+            return value[chosen] if isinstance(value, Tensor) and value.shape[:1] == (self.size,) else value
+
+        named = {name: pick(value) for name, value in self.kwargs.items()}
+        return replace(self, args=tuple(map(pick, self.args)), kwargs=named, labels=pick(self.labels), size=len(chosen))
+
+    @classmethod
+    def joined(cls, parts: list[Batch]) -> Batch:
+        """Batches of one kind as one; inputs that are not tensors are those of the first."""
+
+        def join(values: Iterable[Any]) -> Any:
+            found = list(values)
+            return torch.cat(found) if isinstance(found[0], Tensor) else found[0]
+
+        parts = [part for part in parts if part.size] or parts[:1]
+        args = tuple(join(values) for values in zip(*(part.args for part in parts)))
+        named = {name: join(part.kwargs[name] for part in parts) for name in parts[0].kwargs}
+        labels = None if parts[0].labels is None else join(part.labels for part in parts)
+        return cls(args, named, labels, sum(part.size for part in parts))
+
     def to(self, device: torch.device | str) -> Batch:
         """The same on another device."""
         return self._each(lambda value: value.to(device))

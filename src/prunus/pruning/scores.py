@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import itertools
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -211,8 +212,8 @@ def _batches(context: ScoreContext, score: str) -> Iterator[Batch]:
         yield batch.to(device)
 
 
-def _gradients(context: ScoreContext, score: str, *, graph: bool) -> tuple[Tensor, list[Tensor | None]]:
-    """Loss of the first batch and the weights' gradients."""
+def _gradients(context: ScoreContext, score: str) -> list[Tensor | None]:
+    """The weights' gradients on the first batch."""
     batch = next(_batches(context, score))
     if batch.labels is None:
         raise BadInput(f"The score {score!r} needs labels: pass data that give (inputs, labels).")
@@ -221,25 +222,69 @@ def _gradients(context: ScoreContext, score: str, *, graph: bool) -> tuple[Tenso
     with torch.enable_grad(), plain:
         value = batch_loss(context.model, batch, context.loss)
         parameters = [weight.parameter for weight in context.weights.values()]
-        return value, list(torch.autograd.grad(value, parameters, create_graph=graph, allow_unused=True))
+        return list(torch.autograd.grad(value, parameters, allow_unused=True))
 
 
 @register("snip", absolute=True, needs_data=True)
 def snip(context: ScoreContext) -> dict[str, Tensor]:
     """|w dL/dw| on one batch (Lee et al., 2019)."""
-    _, gradients = _gradients(context, "snip", graph=False)
+    gradients = _gradients(context, "snip")
     return {
         name: torch.zeros_like(weight.parameter) if gradient is None else (weight.parameter * gradient).detach()
         for (name, weight), gradient in zip(context.weights.items(), gradients)
     }
 
 
+GRASP_TEMPERATURE = 200.0
+GRASP_SAMPLES = 10  # of every class
+
+
+def _tempered(context: ScoreContext, batch: Batch) -> Callable[[Tensor, Tensor], Tensor] | None:
+    """The loss on outputs divided by GraSP's temperature; None leaves the loss to the model."""
+    assert batch.labels is not None
+    if context.loss is None and (batch.labels.ndim != 1 or batch.labels.is_floating_point()):
+        return None
+    loss = context.loss or nn.functional.cross_entropy
+    return lambda outputs, labels: loss(outputs / GRASP_TEMPERATURE, labels)
+
+
+def _class_balanced(context: ScoreContext) -> Batch:
+    """Ten samples of every class of a data set, in random order by the seed; else the first batch as it is given."""
+    found = _batches(context, "grasp")
+    first = next(found)
+    if first.labels is None:
+        raise BadInput("The score 'grasp' needs labels: pass data that give (inputs, labels).")
+    if not isinstance(context.data, Dataset) or first.labels.ndim != 1 or first.labels.is_floating_point():
+        return first
+    with torch.no_grad():
+        classes = main_output(call(context.model, first)).shape[-1]
+    counts, parts = torch.zeros(classes, dtype=torch.long), []
+    for batch in itertools.chain((first,), found):
+        assert batch.labels is not None
+        rows = []
+        for row, label in enumerate(batch.labels.tolist()):
+            if 0 <= label < classes and counts[label] < GRASP_SAMPLES:
+                counts[label] += 1
+                rows.append(row)
+        parts.append(batch.rows(rows))
+        if bool((counts == GRASP_SAMPLES).all()):
+            break
+    return Batch.joined(parts)
+
+
 @register("grasp", needs_data=True)
 def grasp(context: ScoreContext) -> dict[str, Tensor]:
-    """w . (H g): what a weight adds to the flow of the gradient (Wang et al., 2020), on one batch."""
-    _, gradients = _gradients(context, "grasp", graph=True)
+    """w . (H g): what a weight adds to the flow of the gradient (Wang et al., 2020).
+
+    As published: outputs divided by a temperature of 200 before the loss, and from a data set ten samples of every
+    class. Tensors and batches that are given are taken as they are. A loss that the model computes itself over more
+    than one label for each sample (a language model's) has no temperature.
+    """
+    batch = _class_balanced(context)
     parameters = [weight.parameter for weight in context.weights.values()]
     with torch.enable_grad():
+        value = batch_loss(context.model, batch, _tempered(context, batch))
+        gradients = torch.autograd.grad(value, parameters, create_graph=True, allow_unused=True)
         parts = [(gradient * gradient.detach()).sum() for gradient in gradients if gradient is not None]
         flow = torch.stack([part.to(parts[0]) for part in parts]).sum()
         products = torch.autograd.grad(flow, parameters, allow_unused=True)
