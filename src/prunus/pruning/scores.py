@@ -217,9 +217,7 @@ def _gradients(context: ScoreContext, score: str) -> list[Tensor | None]:
     batch = next(_batches(context, score))
     if batch.labels is None:
         raise BadInput(f"The score {score!r} needs labels: pass data that give (inputs, labels).")
-    # The fused kernels of attention have no second derivative.
-    plain = sdpa_kernel(SDPBackend.MATH) if graph else contextlib.nullcontext()
-    with torch.enable_grad(), plain:
+    with torch.enable_grad():
         value = batch_loss(context.model, batch, context.loss)
         parameters = [weight.parameter for weight in context.weights.values()]
         return list(torch.autograd.grad(value, parameters, allow_unused=True))
@@ -282,7 +280,8 @@ def grasp(context: ScoreContext) -> dict[str, Tensor]:
     """
     batch = _class_balanced(context)
     parameters = [weight.parameter for weight in context.weights.values()]
-    with torch.enable_grad():
+    # The fused kernels of attention have no second derivative.
+    with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
         value = batch_loss(context.model, batch, _tempered(context, batch))
         gradients = torch.autograd.grad(value, parameters, create_graph=True, allow_unused=True)
         parts = [(gradient * gradient.detach()).sum() for gradient in gradients if gradient is not None]
