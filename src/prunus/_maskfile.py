@@ -27,7 +27,7 @@ KIND, VERSION = "masks", 2
 
 
 def write_masks(masks: Masks, path: Path) -> None:
-    bits = {name: _pack(mask) for name, mask in masks.items()}
+    bits = {name: pack_bits(mask) for name, mask in masks.items()}
     shapes = {name: list(mask.shape) for name, mask in masks.items()}
     notes = json.loads(json.dumps(masks.notes, default=str))
     storage.write_tensors(path, bits, KIND, {"version": VERSION, "shapes": shapes, "notes": notes})
@@ -41,14 +41,16 @@ def read_masks(path: Path) -> Masks:
     shapes, notes = record.get("shapes"), record.get("notes")
     if not isinstance(shapes, dict) or not isinstance(notes, dict) or shapes.keys() != bits.keys():
         raise BadFile(f"{path} is inconsistent: its tensors are not those its header lists; save the masks again.")
-    return Masks.adopt({name: _unpack(path, name, bits[name], shape) for name, shape in shapes.items()}, notes)
+    return Masks.adopt({name: unpack_bits(path, name, bits[name], shape) for name, shape in shapes.items()}, notes)
 
 
-def _pack(mask: Tensor) -> Tensor:
+def pack_bits(mask: Tensor) -> Tensor:
+    """Eight weights to a byte, the first in the lowest bit."""
     return torch.from_numpy(np.packbits(mask.cpu().numpy().reshape(-1), bitorder="little"))
 
 
-def _unpack(path: Path, name: str, bits: Tensor, shape: Any) -> Tensor:
+def unpack_bits(path: Path, name: str, bits: Tensor, shape: Any) -> Tensor:
+    """The mask of `name` in this shape; refused where the bits do not fill it."""
     sizes = isinstance(shape, list) and all(type(size) is int and 0 <= size < 2**62 for size in shape)
     total = math.prod(shape) if sizes else -1
     if not sizes or bits.dtype != torch.uint8 or bits.shape != ((total + 7) // 8,):

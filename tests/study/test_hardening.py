@@ -77,7 +77,7 @@ def test_workers_die_with_a_killed_parent(tmp_path: Path) -> None:
         until = time.monotonic() + 60
         while not (workers := children(parent.pid)) and time.monotonic() < until:
             time.sleep(0.2)
-        time.sleep(3)  # it has begun to sleep
+        time.sleep(3)
         parent.send_signal(signal.SIGKILL)
     assert workers
     until = time.monotonic() + 3

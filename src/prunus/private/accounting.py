@@ -48,12 +48,21 @@ class Release:
     def __post_init__(self) -> None:
         if not self.index_epsilon >= 0.0 or not self.rho >= 0.0 or not self.value_epsilon >= 0.0:
             raise BadInput("The privacy parameters of a release must be numbers of at least 0.")
+        # Squares and ratios of these must be numbers that a computer can hold.
+        if not all(number == 0.0 or number >= 1e-100 for number in self._numbers()) or any(
+            1e100 < number < math.inf for number in self._numbers()
+        ):
+            raise BadInput("The privacy parameters of a release must be 0, infinite, or between 1e-100 and 1e100.")
         if not 0.0 < self.sampling <= 1.0:
             raise BadInput(f"The sampling rate must lie in (0, 1], got {self.sampling!r}.")
         if self.noise_multiplier is not None and not self.noise_multiplier >= 0.0:
             raise BadInput(f"The noise multiplier must be at least 0, got {self.noise_multiplier!r}.")
         if self.sampling < 1.0 and (self.rho or self.value_epsilon):
             raise BadInput("Sampling amplifies the trusted trainer's releases only: give rho and value_epsilon rate 1.")
+
+    def _numbers(self) -> tuple[float, ...]:
+        noise = () if self.noise_multiplier is None else (self.noise_multiplier,)
+        return self.index_epsilon, self.rho, self.value_epsilon, self.sampling, *noise
 
     @property
     def amplified_index(self) -> float:

@@ -24,6 +24,14 @@ from prunus.study import own_scores
 from prunus.study.grid import Cell
 
 RETRIES = 2
+# A worker asks the system to end it with its parent before it imports anything that takes time (1: PR_SET_PDEATHSIG).
+_WORKER = """
+import ctypes, os, sys
+sys.platform == "linux" and ctypes.CDLL(None).prctl(1, 9)
+os.getppid() == int(sys.argv[1]) or os._exit(1)
+from prunus.study.worker import main
+main()
+"""
 
 
 @dataclass(frozen=True)
@@ -155,7 +163,7 @@ class LocalEngine:
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         found = json.dumps([path for path in sys.path if path])
         worker = subprocess.Popen(
-            [sys.executable, "-P", "-m", "prunus.study.worker", str(os.getpid()), found],
+            [sys.executable, "-P", "-c", _WORKER, str(os.getpid()), found],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -183,9 +191,12 @@ class LocalEngine:
         line, job = worker.stdout.readline(), self._workers[worker]
         if not line.endswith("\n"):
             return self._bury(worker, job)
+        reply = json.loads(line)
+        if "ready" in reply:  # the time that Python took to start is not the cell's
+            self._since[worker] = time.monotonic()
+            return None
         self._workers[worker] = None
         assert job is not None
-        reply = json.loads(line)
         return Outcome(job, reply.get("record"), reply.get("error"), reply.get("seconds", 0.0))
 
     def _bury(self, worker: subprocess.Popen[str], job: Job | None) -> Outcome | None:

@@ -311,7 +311,7 @@ def _write_parquet(target: Path, rows: list[dict[str, Any]]) -> Path:
 
 def _refusal(path: Path, error: Exception) -> BadInput:
     """One sentence for what SQLite says."""
-    text = " ".join(f"{error} is missing".split()) if isinstance(error, KeyError) else str(error)
+    text = " ".join((f"{error} is missing" if isinstance(error, KeyError) else str(error)).split())[:200]
     if "readonly" in text or "unable to open" in text:
         return BadInput(f"The study {path} cannot be written: {text}; choose another folder.")
     if "locked" in text:

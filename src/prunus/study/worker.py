@@ -7,7 +7,6 @@ ends the worker at once.
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import signal
@@ -53,23 +52,19 @@ def _line(error: Exception) -> str:
     return f"{type(error).__name__}: {text} ({Path(place.filename).name}, line {place.lineno})"
 
 
-def _end_with(parent: int) -> None:
-    """Ask the system to kill this process when its parent dies, also when the parent is killed."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-    if os.getppid() != parent:  # it died before the system was asked
-        os._exit(1)
-
-
 def main() -> None:
     """Read messages from standard input and write replies to what was standard output."""
+    from prunus.errors import PrunusError
     from prunus.storage import write
 
-    _end_with(int(sys.argv[1]))
     sys.path += [path for path in json.loads(sys.argv[2]) if path not in sys.path]
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the engine decides what a Ctrl-C means
     replies = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # whatever a model or a data set prints must not end up between the replies
+    import prunus.study.measure  # noqa: F401 - most of the time it takes to start
+
+    replies.write('{"ready": true}\n')
+    replies.flush()
     for line in sys.stdin:
         message = json.loads(line)
         path = Path(message["weights"])
@@ -78,14 +73,12 @@ def main() -> None:
             reply, body = perform(message, weights)
             if body is not None:
                 write(path, body)
+        except PrunusError as error:
+            reply = {"error": str(error)}
         except OSError as error:
-            reply = {"error": f"The weights {path} cannot be read or written: {error.strerror or error}."}
+            reply = {"error": f"The weights {path} cannot be read: {error.strerror or error}."}
         try:
             replies.write(json.dumps(reply) + "\n")
             replies.flush()
         except BrokenPipeError:  # nobody is left to hear it
             os._exit(1)
-
-
-if __name__ == "__main__":
-    main()

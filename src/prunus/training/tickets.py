@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
+from prunus._maskfile import pack_bits, unpack_bits
 from prunus.contract import Duration, Masks, check_sparsity
 from prunus.errors import BadFile, BadInput, UnknownName, first_line
 from prunus.layers import Weight, prunable_weights
@@ -59,7 +59,7 @@ class Ticket:
             )
         whole = self.weights_seed is None if with_weights is None else with_weights
         state = self.model.state_dict()
-        tensors = {f"mask/{name}": _pack(mask) for name, mask in self.masks.items()}
+        tensors = {f"mask/{name}": pack_bits(mask) for name, mask in self.masks.items()}
         tensors |= {f"state/{name}": value for name, value in state.items() if whole or name not in self.masks}
         record = {
             "method": self.method,
@@ -88,7 +88,9 @@ class Ticket:
         cls, path: str | Path, tensors: Mapping[str, Tensor], record: Mapping[str, Any], model: nn.Module
     ) -> Ticket:
         copied = copy.deepcopy(model)
-        masks = Masks.adopt({n: _unpack(tensors[f"mask/{n}"], shape) for n, shape in record["shapes"].items()})
+        masks = Masks.adopt(
+            {n: unpack_bits(Path(path), n, tensors[f"mask/{n}"], shape) for n, shape in record["shapes"].items()}
+        )
         masks.parameters_of(copied)
         if record["weights_seed"] is not None:
             initialise(copied, record["weights"], seed=record["weights_seed"])
@@ -213,13 +215,3 @@ def _targets(
     if plain and allocation == "uniform":
         return weights, dict.fromkeys(weights, float(sparsity))  # type: ignore[arg-type]
     return weights, {row.name: row.sparsity for row in asked.layers}
-
-
-def _pack(mask: Tensor) -> Tensor:
-    """Eight weights to a byte, the first in the lowest bit."""
-    return torch.from_numpy(np.packbits(mask.cpu().numpy().reshape(-1), bitorder="little"))
-
-
-def _unpack(bits: Tensor, shape: list[int]) -> Tensor:
-    count = int(np.prod(shape))
-    return torch.from_numpy(np.unpackbits(bits.numpy(), count=count, bitorder="little").astype(bool)).reshape(shape)
