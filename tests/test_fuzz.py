@@ -24,6 +24,7 @@ from prunus.models import load_weights, make, save_weights
 from prunus.private.accounting import Release
 from prunus.private.ledger import Ledger
 from prunus.sparse import compress
+from prunus.structure import files as shrunk
 from prunus.study import Grid, Store
 from prunus.training import checkpoints
 from prunus.training.tickets import Ticket
@@ -60,6 +61,14 @@ def read_sparse(path: Path) -> Any:
     model = prunus.sparse.load(path, network())
     with torch.no_grad():
         return model(torch.ones(2, 20)).tolist()
+
+
+def make_shrunk(path: Path) -> None:
+    shrunk.save(prunus.shrink(network(), 0.5, example=torch.zeros(1, 20)), path)
+
+
+def read_shrunk(path: Path) -> Any:
+    return state(shrunk.load(path, network(1)))
 
 
 def make_checkpoint(path: Path) -> None:
@@ -261,6 +270,7 @@ FORMATS = [
     Format("masks", lambda path: masks().save(path), read_masks, craft_tensors("masks")),
     Format("weights", lambda path: save_weights(network(), path) and None, read_weights, craft_tensors("weights")),
     Format("sparse model", make_sparse, read_sparse, craft_tensors("sparse model")),
+    Format("shrunk model", make_shrunk, read_shrunk, craft_tensors("shrunk model")),
     Format("checkpoint", make_checkpoint, read_checkpoint, craft_tensors("checkpoint")),
     Format("ticket", make_ticket, read_ticket, craft_tensors("ticket")),
     Format("torch file", make_torch, read_weights),

@@ -9,18 +9,16 @@ A Hugging Face model whose configuration can say its new sizes needs none of thi
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from prunus.errors import BadFile, BadInput, first_line
-from prunus.files import replace_file
+from prunus import storage
+from prunus.errors import BadFile, BadInput
 
-_FORMAT = "prunus-shrunk-1"
+_KIND = "shrunk model"
 
 
 def save(model: nn.Module, path: str | os.PathLike[str]) -> None:
@@ -39,20 +37,17 @@ def save(model: nn.Module, path: str | os.PathLike[str]) -> None:
         >>> bool((again(torch.ones(1, 8)) == small(torch.ones(1, 8))).all())
         True
     """
-    from safetensors.torch import save as pack
-
     tensors: dict[str, Tensor] = {}
     shared: dict[str, str] = {}
     seen: dict[int, str] = {}
     for name, value in model.state_dict(keep_vars=True).items():
         first = seen.setdefault(id(value), name)
         if first == name:
-            tensors[name] = value.detach().cpu().contiguous().clone()
+            tensors[name] = value
         else:
             shared[name] = first
-    record = {"sizes": {name: sizes for name, module in model.named_modules() if (sizes := _sizes(module))}}
-    metadata = {"format": _FORMAT, "record": json.dumps({**record, "shared": shared}, sort_keys=True)}
-    replace_file(Path(path), pack(tensors, metadata=metadata))
+    sizes = {name: found for name, module in model.named_modules() if (found := _sizes(module))}
+    storage.write_tensors(path, tensors, _KIND, {"sizes": sizes, "shared": shared})
 
 
 def load(path: str | os.PathLike[str], model: nn.Module) -> nn.Module:
@@ -78,6 +73,7 @@ def load(path: str | os.PathLike[str], model: nn.Module) -> nn.Module:
     if missing or extra or unknown:
         odd = (missing or extra or unknown)[0]
         raise BadInput(f"{path} was written for another model: {odd!r} is not in both; load it into the same class.")
+    _require_sizes(Path(path), record, modules)
     for name, sizes in record["sizes"].items():
         for attribute, value in sizes.items():
             held = getattr(modules[name], attribute, None)
@@ -108,22 +104,22 @@ def _sizes(module: nn.Module) -> dict[str, Any]:
 
 
 def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    from safetensors import SafetensorError, safe_open
-
-    if not path.is_file():
-        raise BadFile(f"There is no file {path}.")
-    try:
-        with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-            if metadata.get("format") != _FORMAT:
-                raise BadFile(f"{path} is not a shrunk model: prunus.structure.save writes such files.")
-            record = json.loads(metadata["record"])
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError, KeyError, ValueError) as error:
-        if isinstance(error, BadFile):
-            raise
-        raise BadFile(f"{path} cannot be read: {first_line(error)}") from error
+    tensors, record = storage.read_tensors(path, _KIND)
     if not isinstance(record, dict) or not all(isinstance(record.get(key), dict) for key in ("sizes", "shared")):
         raise BadFile(f"{path} is damaged: its record of sizes is not complete.")
-    assert all(isinstance(value, torch.Tensor) for value in tensors.values())
+    if not all(isinstance(first, str) and first in tensors for first in record["shared"].values()):
+        raise BadFile(f"{path} is damaged: a shared tensor is missing.")
     return tensors, record
+
+
+def _require_sizes(path: Path, record: dict[str, Any], modules: dict[str, nn.Module]) -> None:
+    """Only whole numbers that the modules have themselves may be set: a file must not change anything else."""
+    for name, sizes in record["sizes"].items():
+        own = _sizes(modules[name])
+        if not isinstance(sizes, dict):
+            raise BadFile(f"{path} is damaged: the sizes of {name!r} are no table.")
+        for attribute, value in sizes.items():
+            whole = value if isinstance(value, list) else [value]
+            alike = isinstance(value, list) == isinstance(own.get(attribute), list)
+            if attribute not in own or not alike or not all(type(one) is int for one in whole):
+                raise BadFile(f"{path} is damaged or of another model: {name!r} has no size {attribute!r} like that.")
