@@ -1,10 +1,12 @@
 #!/bin/sh
-# The main job on the built-in digits: train a small network, prune it in several ways, certify, compress, time, and
-# show it on one page.
+# The main job on the built-in digits: train a small residual network, prune it by magnitude and with reconstruction,
+# prove what can be proved, pack, time, and show it on one page.
 set -eu
 folder=${DEMO:-demo}
 rm -rf "$folder/study"
 mkdir -p "$folder"
-prunus study fc:64-768-768-10 --data digits --length 6ep --finetune 2ep --exclude layers.2 \
-    --pattern unstructured balanced:16 2:4 --sparsity 0.6 0.8 0.9 0.95 --seeds 2 --certify 4 --kernel 12 -o "$folder/study"
+prunus study resnet20:width=0.5,channels=1 --data digits-images --length 10ep --lr 0.1 --exclude linear --exclude conv1 \
+    --method prune reconstruct --pattern unstructured balanced:16 2:4 --sparsity 0.5 0.75 0.9 --seeds 1 \
+    --certify 0 --labels 0 --kernel 0 --batch 32 -o "$folder/study"
 prunus report "$folder/study" -o "$folder/report.html"
+echo "Next, with a model of your own: prunus reconstruct hf:FOLDER --data texts.jsonl --sparsity 0.5 -o pruned"

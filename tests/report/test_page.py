@@ -78,7 +78,7 @@ def test_the_summary_says_what_was_measured(folder: Path) -> None:
     sentence = headline(panel).replace("\u00a0", " ")
     assert f"{100 * group.means['accuracy'].value:.1f} ±" in sentence
     assert f"{100 * (panel.dense or 0):.1f} % dense" in sentence
-    assert sentence.startswith("It gives the same answer as the dense network on")
+    assert "the network gives the same answer as the dense one on" in sentence
     assert any("2 seeds" in text for text in remarks(panel))
     data = payload(panel)
     for row in data["groups"]:

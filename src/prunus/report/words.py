@@ -42,7 +42,7 @@ def best(panel: Panel) -> Group | None:
 
 
 def headline(panel: Panel) -> str:
-    """At 90 % balanced the network keeps 91.2 ± 0.3 %, runs 3.1 times faster, ..."""
+    """With 90 % zeros (balanced:16), the network gives the same answer on ... It keeps 91.2 ± 0.3 % accuracy, ..."""
     group = best(panel)
     if group is None:
         return f"No cell of {panel.name} has been measured yet."
@@ -54,23 +54,24 @@ def headline(panel: Panel) -> str:
     if smaller is not None:
         parts.append(f"is {smaller:.1f} times smaller" if smaller >= 1.05 else "is no smaller")
     joined = f"{', '.join(parts[:-1])} and {parts[-1]}" if len(parts) > 1 else parts[0]
-    said = f"At {percent(group.sparsity, 0)} {group.label}, the network {joined}."
-    return f"{same_answers(group)} {said}".strip()
+    what = f"With {percent(group.sparsity, 0)} zeros ({group.label}), the network"
+    same = same_answers(group)
+    return f"{what} {same}. It {joined}." if same else f"{what} {joined}."
 
 
 def same_answers(group: Group) -> str:
-    """The same answer on 98.7 % of held-out inputs; proved for 94 % of 100 test points within ..."""
+    """Gives the same answer on 98.7 % of held-out inputs and is proved to for 94 % of 100 test points, ..."""
     agreement, proved = group.mean("agreement"), group.mean("labels_proved")
     parts = []
     if agreement is not None:
-        parts.append(f"gives the same answer as the dense network on {percent(agreement)} of held-out inputs")
+        parts.append(f"gives the same answer as the dense one on {percent(agreement)} of held-out inputs")
     if proved is not None:
         settings, count = group.results[0].config["settings"], group.results[0].record.get("labels_points")
         parts.append(
-            f"{'and ' if parts else ''}is proved to do so for {percent(proved, 0)} of {count} test points, whatever "
-            f"change of 2-norm up to {settings['radius']:g} they suffer"
+            f"is proved to give it for {percent(proved, 0)} of {count} test points, whatever change of 2-norm up to "
+            f"{settings['radius']:g} they suffer"
         )
-    return f"It {' '.join(parts)}." if parts else ""
+    return " and ".join(parts)
 
 
 def remarks(panel: Panel) -> list[str]:
