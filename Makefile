@@ -34,8 +34,8 @@ test: test-setup check
 	$(BIN)/python -m pytest -n 2 --dist worksteal tests
 
 check: test-setup
-	$(BIN)/ruff format --check -q src tests benchmarks
-	$(BIN)/ruff check -q src tests benchmarks
+	$(BIN)/ruff format --check -q src tests benchmarks tools
+	$(BIN)/ruff check -q src tests benchmarks tools
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 
@@ -48,7 +48,7 @@ wheel: test-setup
 
 prove: test-setup
 	PRUNUS_PROVE=1 $(BIN)/python -m pytest -m prove tests
-	$(BIN)/python tests/mutation.py
+	$(BIN)/python -m tools.mutation
 
 bench: test-setup
 	$(BIN)/python -m benchmarks

@@ -28,7 +28,7 @@ def main() -> int:
     if unknown:
         print(f"There is no benchmark named {unknown[0]!r}. Known: {', '.join(found())}.", file=sys.stderr)
         return 2
-    from support.evidence import record
+    from tools.evidence import record
 
     for name in options.names or found():
         module = importlib.import_module(f"benchmarks.{name}")

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from tools.evidence import record
 from torch import Tensor, nn
 
 import prunus
@@ -29,7 +30,6 @@ from prunus.study import Grid, Store
 from prunus.training import checkpoints
 from prunus.training.tickets import Ticket
 from support import PROVING, scale
-from support.evidence import record
 from support.fuzzing import JUNK, Format, changed, craft_record, craft_tensors
 
 SIZES = "fc:20-16-5"

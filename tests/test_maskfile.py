@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import save_file
+from tools.evidence import record
 
 from prunus.contract import Masks
 from prunus.errors import BadFile, BadInput
 from support import scale
-from support.evidence import record
 
 
 def masks_of_many_shapes() -> Masks:

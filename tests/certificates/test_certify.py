@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from tools.evidence import record
 from torch import Tensor, nn
 
 import prunus
@@ -15,7 +16,6 @@ from prunus.certificates import AttackSettings, Bounds, CertifyOptions, ascend, 
 from prunus.certificates.domains import Region
 from prunus.errors import BadInput
 from support import PROVING, scale
-from support.evidence import record
 
 
 def masks_for(model: nn.Module, seed: int) -> prunus.Masks:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from tools.evidence import record
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
@@ -16,7 +17,6 @@ import prunus
 from prunus.certificates import AttackSettings, CertifyOptions
 from prunus.training import FitConfig, accuracy, fit
 from support import PROVING, scale
-from support.evidence import record
 
 HIDDEN = ("layers.0*", "layers.3*")
 LIMITS = {0.1: 30.0, 0.5: 12.0, 0.9: 6.0}

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from tools.evidence import record
 
 from prunus.data import load
 from prunus.models import resolve
 from support import PROVING, scale
-from support.evidence import record
 
 pytestmark = pytest.mark.data
 

@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 import torch
 from scipy import stats
+from tools.evidence import record
 
 from prunus.errors import BadFile, BadInput
 from prunus.private import BudgetSpent, NoisyTopK, Release, ValueNoise
 from prunus.private.ledger import Ledger
 from prunus.private.rounds import RoundEngine, RoundPlan, aggregate, client_message
 from support import PROVING, scale
-from support.evidence import record
 
 WORKER = Path(__file__).parent / "workers" / "round_worker.py"
 

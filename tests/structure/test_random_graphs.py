@@ -6,10 +6,10 @@ import copy
 
 import pytest
 import torch
+from tools.evidence import record
 
 import prunus
 from prunus.structure import find_removal
-from support.evidence import record
 from support.random_graphs import make
 
 

@@ -7,12 +7,12 @@ import time
 from pathlib import Path
 
 import pytest
+from tools.evidence import record
 
 from prunus.errors import BadInput, MissingExtra
 from prunus.study import LocalEngine, Progress, run_study
 from prunus.study.cluster import RayEngine
 from support import PROVING, scale
-from support.evidence import record
 from support.studies import contents, tiny
 
 HERE = importlib.util.find_spec("ray") is not None

@@ -10,13 +10,13 @@ import time
 from pathlib import Path
 
 import pytest
+from tools.evidence import record
 
 from prunus.errors import BadFile, BadInput
 from prunus.models import make, save_weights
 from prunus.study import Cell, Job, LocalEngine, Progress, Settings, Store, check_size, run_study
 from prunus.study.retiming import retime
 from support import PROVING, scale
-from support.evidence import record
 from support.studies import contents, tiny
 
 

@@ -1,51 +1,5 @@
-"""Results of `make prove` and `make bench`, kept in docs/evidence as small JSON and a table."""
+"""The old place of `tools.evidence`."""
 
-from __future__ import annotations
+from tools.evidence import cpu, record
 
-import datetime
-import json
-import os
-import platform
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any
-
-FOLDER = Path(__file__).resolve().parents[2] / "docs" / "evidence"
-
-
-def cpu() -> str:
-    """The processor's name and the vector instructions that matter to the kernels."""
-    name, flags = platform.processor() or platform.machine(), ""
-    info = Path("/proc/cpuinfo")
-    if info.is_file():
-        for line in info.read_text().splitlines():
-            key, _, value = line.partition(":")
-            if key.strip() == "model name":
-                name = value.strip()
-            if key.strip() == "flags":
-                flags = " ".join(word for word in ("avx512f", "avx2", "fma") if word in value.split())
-    return f"{name}, {os.cpu_count()} cores, {flags}"
-
-
-def record(name: str, rows: Sequence[Mapping[str, Any]], note: str = "", folder: Path = FOLDER) -> Path:
-    """Write `rows` to <folder>/<name>.json and a Markdown table beside it; returns the JSON's path."""
-    folder.mkdir(parents=True, exist_ok=True)
-    day = datetime.date.today().isoformat()
-    body = {"name": name, "date": day, "cpu": cpu(), "note": note, "rows": [dict(row) for row in rows]}
-    _write(folder / f"{name}.json", json.dumps(body, indent=1, default=float) + "\n")
-    columns = list(dict.fromkeys(key for row in rows for key in row))
-    lines = [f"# {name}", "", note, "", f"{day}, {body['cpu']}", ""]
-    lines += ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
-    lines += ["| " + " | ".join(_cell(row.get(column, "")) for column in columns) + " |" for row in rows]
-    _write(folder / f"{name}.md", "\n".join(lines) + "\n")
-    return folder / f"{name}.json"
-
-
-def _cell(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-def _write(path: Path, text: str) -> None:
-    temporary = path.with_suffix(path.suffix + ".tmp")
-    temporary.write_text(text, "utf8")
-    os.replace(temporary, path)
+__all__ = ["cpu", "record"]

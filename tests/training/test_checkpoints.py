@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from tools.evidence import record
 
 from prunus.contract import Masks
 from prunus.errors import BadFile, BadInput
 from prunus.training import Callback, FitConfig, Schedule, fit
 from prunus.training.checkpoints import Checkpoints, read, write
 from support import PROVING, scale
-from support.evidence import record
 from support.training import Noisy, conv_net, digits, fc, same_bytes
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tools.evidence import record
 
 from prunus.errors import BadInput
 from prunus.papers.noisy_topk.comparison import ComparisonOptions, compare, predictions
 from support import PROVING
-from support.evidence import record
 
 pytest.importorskip("dp_accounting", reason="needs the extra 'private'")
 pytest.importorskip("opacus", reason="needs the extra 'dp'")

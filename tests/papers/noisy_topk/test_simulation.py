@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tools.evidence import record
 
 from prunus.errors import BadInput
 from prunus.papers.noisy_topk.simulation import SimulationOptions, simulate
 from support import PROVING
-from support.evidence import record
 
 
 def _rows(**changes) -> dict[str, dict]:

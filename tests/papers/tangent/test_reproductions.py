@@ -7,13 +7,13 @@ import math
 
 import numpy as np
 import pytest
+from tools.evidence import record
 
 from prunus.errors import BadInput
 from prunus.papers.reproducing import reproductions
 from prunus.papers.tangent import reproductions as ours
 from prunus.tangent.comparison import Plan
 from support import PROVING, scale
-from support.evidence import record
 
 
 def keep(name: str, rows: list[dict[str, object]], note: str) -> None:

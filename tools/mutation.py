@@ -12,8 +12,8 @@ Not drawn, because no result depends on it by construction:
   where one form of a number hands over to another. Operators, flipped comparisons and names are drawn there too;
 - the -1 of `reshape`: every negative number means the same there.
 
-    python tests/mutation.py --count 200
-    python tests/mutation.py --only tangent --count 20 --trial
+    python -m tools.mutation --count 200
+    python -m tools.mutation --only tangent --count 20 --trial
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from support.evidence import record
-from support.forked import Outcome, Worker
+from tools.evidence import record
+from tools.forked import Outcome, Worker
 
-HERE = Path(__file__).resolve().parent
-ROOT = HERE.parent
+ROOT = Path(__file__).resolve().parents[1]
+TEST_FOLDER = ROOT / "tests"
 PACKAGE = ROOT / "src" / "prunus"
 SURVIVORS = ROOT / "docs" / "evidence" / "mutation-survivors.toml"
 WANTED_SHARE = 0.95
@@ -253,8 +253,10 @@ def tests_of(name: str) -> list[str]:
     else:
         papers = ["noisy_topk"] if subject.startswith("swap_") else SHARED.get(subject, ["*"])
     slow = ("test_reproductions.py", "test_comparison.py", "test_simulation.py", "test_planning.py")
-    found = [p for paper in papers for p in sorted((HERE / "papers").glob(f"{paper}/test_*.py")) if p.name not in slow]
-    own = sorted((HERE / "formulas").glob(f"test_{subject}.py"))
+    found = [
+        p for paper in papers for p in sorted((TEST_FOLDER / "papers").glob(f"{paper}/test_*.py")) if p.name not in slow
+    ]
+    own = sorted((TEST_FOLDER / "formulas").glob(f"test_{subject}.py"))
     return [str(p.relative_to(ROOT)) for p in (*own, *found)]
 
 

@@ -1,6 +1,6 @@
 """Runs tests on changed copies of the package, each in a process forked from one that has the libraries loaded.
 
-Used by tests/mutation.py: starting Python, numpy, scipy and pytest anew for every mutant would take most of the time.
+Used by tools/mutation.py: starting Python, numpy, scipy and pytest anew for every mutant would take most of the time.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "src" / "prunus"
 MEMORY = 6 << 30  # bytes a run may use
 STRANGER = 252  # exit status of a run on another package
@@ -189,5 +189,5 @@ def _not_python(names: list[str]) -> set[str]:
 
 
 if __name__ == "__main__":
-    sys.path[0] = str(ROOT / "tests")
+    sys.path[:1] = [str(ROOT), str(ROOT / "tests")]
     serve(sys.argv[1])

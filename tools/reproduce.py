@@ -1,13 +1,14 @@
-"""Run reproductions and keep their rows in docs/evidence: `python tests/reproduce.py finetune-resnet20 ...`."""
+"""Run reproductions and keep their rows in docs/evidence: `python -m tools.reproduce finetune-resnet20 ...`."""
 
 from __future__ import annotations
 
 import sys
 import time
 
+from tools.evidence import record
+
 from prunus.cli.reproduce import run_one
 from prunus.papers.reproducing import collect
-from support.evidence import record
 
 
 def main(names: list[str]) -> int:
