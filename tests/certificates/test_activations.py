@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from prunus.certificates import activations
-from prunus.certificates.intervals import Range, Ranges
-from prunus.certificates.relaxation import difference_lines, lines
+from prunus.certificates.bounds.intervals import Range, Ranges
+from prunus.certificates.bounds.relaxation import difference_lines, lines
+from prunus.certificates.reading import activations
 from prunus.operators import matrix_norm
 
 PIECES = [

@@ -88,7 +88,7 @@ def assert_sound(
     pair = read_pair(model, pruned, shape)
     region = domain_for(shape, seed).region(shape)
     with torch.no_grad():
-        bounds, _, rounding, _ = Bounds(pair)._chunk(region, time.monotonic() + scale(1, full=20))
+        bounds, _, rounding, *_ = Bounds(pair)._chunk(region, time.monotonic() + scale(1, full=20))
         generator = torch.Generator().manual_seed(seed)
         largest = torch.zeros(region.points, dtype=torch.float64)
         for start in range(0, inputs, 500):

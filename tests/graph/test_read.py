@@ -91,7 +91,7 @@ MODELS = {
 }
 
 
-@pytest.mark.parametrize("level", ["operators", "core"])
+@pytest.mark.parametrize("level", ["exported", "operators", "core"])
 @pytest.mark.parametrize("name", MODELS)
 def test_the_read_graph_gives_what_the_model_gives(name: str, level: str) -> None:
     import torch.nn.utils.prune

@@ -17,10 +17,10 @@ from prunus.certificates._plan import Plan, PlannedLayer, ScanRow, plan
 from prunus.certificates.a_priori import APriori, AssumptionRow, bound_a_priori, check_assumptions
 from prunus.certificates.certificate import Certificate, CertifiedLayer, hash_model
 from prunus.certificates.domains import Ball, Box, Samples
-from prunus.certificates.graph import Pair, read_pair
-from prunus.certificates.linear_rules import convolution, diagonal, linear
-from prunus.certificates.pieces import Affine, Elementwise, Join, Lipschitz
-from prunus.certificates.rules import Call, register_rule, unregister_rule
+from prunus.certificates.reading.linear import convolution, diagonal, linear
+from prunus.certificates.reading.pair import Pair, read_pair
+from prunus.certificates.reading.pieces import Affine, Elementwise, Join, Lipschitz
+from prunus.certificates.reading.rules import Call, register_rule, unregister_rule
 from prunus.certificates.statistics import MaskTrials, Statistic, certify_over_masks, certify_statistically
 
 __all__ = [

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from prunus.certificates.domains import Region
-from prunus.certificates.graph import Pair
+from prunus.certificates.reading.pair import Pair
 from prunus.errors import BadInput
 
 
@@ -37,7 +37,12 @@ class Attained:
 
 
 def ascend(
-    pair: Pair, region: Region, settings: AttackSettings | None = None, seed: int = 0, extra: Tensor | None = None
+    pair: Pair,
+    region: Region,
+    settings: AttackSettings | None = None,
+    seed: int = 0,
+    extra: Tensor | None = None,
+    norm: int | str = 2,
 ) -> Attained:
     """Climb `||f(x) - F(x)||` from the centres, from random points of the region, and from `extra` starts (n, *shape).
 
@@ -47,13 +52,14 @@ def ascend(
     settings = settings or AttackSettings()
     centres, starts = _starts(region, settings, seed, extra)
     if region.radius == 0.0:
-        return _evaluated(pair, region, region.centres, torch.arange(region.points))
+        return _evaluated(pair, region, region.centres, torch.arange(region.points), norm)
     owners = torch.arange(centres.shape[0]) % region.points
     found = []
+    light = pair.to(torch.float32)
     for begin in range(0, starts.shape[0], 64):
         rows = slice(begin, begin + 64)
-        found.append(_climb(pair.to(torch.float32), region, centres[rows], starts[rows], settings))
-    return _evaluated(pair, region, torch.cat(found), owners)
+        found.append(_climb(light, region, centres[rows], starts[rows], settings, norm))
+    return _evaluated(pair, region, torch.cat(found), owners, norm)
 
 
 def _starts(region: Region, settings: AttackSettings, seed: int, extra: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -75,14 +81,16 @@ def _starts(region: Region, settings: AttackSettings, seed: int, extra: Tensor |
     return centres, starts
 
 
-def _climb(pair: Pair, region: Region, centres: Tensor, starts: Tensor, settings: AttackSettings) -> Tensor:
+def _climb(
+    pair: Pair, region: Region, centres: Tensor, starts: Tensor, settings: AttackSettings, norm: int | str = 2
+) -> Tensor:
     """The best input of every start; positions stay in float64, only the gradient is taken in float32."""
     place, best = starts.clone(), starts.clone()
     record = torch.full((starts.shape[0],), -1.0)
     for number in range(settings.steps + 1):
         leaf = place.float().requires_grad_()
         one, two = pair.outputs(leaf)
-        distance = (two - one).square().sum(1)
+        distance = (two - one).square().sum(1) if norm == 2 else (two - one).abs().amax(1)
         better = distance.detach() > record
         record = torch.where(better, distance.detach(), record)
         best[better] = place[better]
@@ -102,10 +110,10 @@ def _direction(gradient: Tensor, region: Region) -> Tensor:
     return gradient / length.clamp_min(1e-300) * region.radius
 
 
-def _evaluated(pair: Pair, region: Region, inputs: Tensor, owners: Tensor) -> Attained:
+def _evaluated(pair: Pair, region: Region, inputs: Tensor, owners: Tensor, norm: int | str) -> Attained:
     with torch.no_grad():
         one, two = pair.outputs(inputs)
-        distances = torch.linalg.vector_norm(two - one, dim=1)
+        distances = torch.linalg.vector_norm(two - one, dim=1) if norm == 2 else (two - one).abs().amax(1)
     each = torch.zeros(region.points, dtype=torch.float64)
     each = each.scatter_reduce(0, owners, distances, "amax")
     top = int(distances.argmax())

@@ -14,15 +14,17 @@ import torch
 from torch import Tensor, nn
 
 from prunus.certificates._attack import AttackSettings, ascend
+from prunus.certificates._guard import check_attained, check_reading
+from prunus.certificates.bounds.intervals import Ranges, propagate_ranges
+from prunus.certificates.bounds.products import bound_products
+from prunus.certificates.bounds.recursion import OUTWARDS, Norms, Size, lengths, propagate
+from prunus.certificates.bounds.relaxation import bound_relaxation
+from prunus.certificates.bounds.rounding import rounding_terms
 from prunus.certificates.certificate import Certificate, CertifiedLayer, hash_model
 from prunus.certificates.domains import Ball, Box, Domain, Region, Samples
-from prunus.certificates.graph import Pair, check_model, input_shape, read_pair
-from prunus.certificates.intervals import Ranges, error_of, propagate_ranges
-from prunus.certificates.pieces import Affine, Lipschitz
-from prunus.certificates.products import bound_products
-from prunus.certificates.relaxation import bound_relaxation
-from prunus.certificates.rounding import rounding_terms
-from prunus.certificates.sizes import OUTWARDS, Norms, Size, lengths, propagate
+from prunus.certificates.reading.pair import Pair, check_model, input_shape, read_pair
+from prunus.certificates.reading.pieces import Affine, Lipschitz
+from prunus.certificates.reading.rules import rule_for_module
 from prunus.contract import Masks
 from prunus.errors import BadFile, BadInput, UnknownName
 
@@ -66,27 +68,53 @@ def certify(
     *,
     attack: bool | AttackSettings = True,
     seed: int = 0,
+    norm: int | str = 2,
     example: Tensor | None = None,
     options: CertifyOptions | None = None,
 ) -> Certificate:
-    """How far the pruned network can be from the original anywhere in the domain, in the 2-norm of the outputs.
+    """How far the pruned network can be from the original anywhere in the domain.
 
-    pruned    masks, or the pruned module itself: another copy of the architecture with its own weights, biases and
-              batch-norm statistics, such as a fine-tuned or a compressed one
-    domain    `Ball`, `Box` or `Samples`
-    attack    also search for a large difference (ledger P-29); the certificate then shows both sides
-    example   a tensor (n, *input shape), where neither the domain nor the first layer shows the inputs' shape
+    The certificate speaks of the modules as they run, in their own precision: both are run on points of the domain and
+    compared with what was read of them, and nothing is returned where an input was found that exceeds the bound.
+
+    Args:
+        model: the original network, in evaluation mode.
+        pruned: masks, or the pruned module itself: another copy of the architecture with its own weights, biases and
+            batch-norm statistics, such as a fine-tuned or a compressed one.
+        domain: a `Ball`, a `Box` or `Samples`.
+        attack: also search for a large difference (ledger P-29); the certificate then shows both sides.
+        seed: of the attack.
+        norm: 2 for the 2-norm of the outputs' difference, "max" for its largest entry.
+        example: a tensor (n, *input shape), where neither the domain nor the first layer shows the inputs' shape.
+        options: which methods, how much time.
+
+    Returns:
+        A `Certificate`: `bound`, `attained`, `outputs` (a bound for every output), `statement`, `save(path)`.
+
+    Raises:
+        BadInput: an operator without a rule, networks of different architectures, training mode, a wrong domain.
+        RunFailed: a guard failed.
+
+    Example:
+        >>> import prunus
+        >>> model = prunus.models.make("fc:8-16-4", seed=0).eval()
+        >>> cert = prunus.certify(model, prunus.find_masks(model, 0.5), prunus.Ball(1.0))
+        >>> cert.attained <= cert.bound
+        True
     """
     options = options or CertifyOptions()
+    if norm not in (2, "max"):
+        raise BadInput(f'The norm of a certificate is 2 or "max", not {norm!r}.')
     begin = time.monotonic()
     original, other = prepared(model, pruned)
     if not isinstance(domain, (Ball, Box, Samples)):
         raise BadInput("The domain must be a prunus.Ball, prunus.Box or prunus.Samples.")
     shape = input_shape(original, domain.shape, example)
     options.say("reading the networks")
-    pair = read_pair(original, other, shape)
+    pair = read_pair(original, other, shape, same_code=shares_code(original, pruned))
     region = domain.region(shape)
-    found = Bounds(pair, options).of(region)
+    found = Bounds(pair, options).of(region, norm)
+    check_reading(pair, (model, other), region, found.drift, seed)
     certificate = Certificate(
         bound=found.bound,
         method=found.method,
@@ -94,6 +122,8 @@ def certify(
         rounding=found.rounding,
         sizes=found.sizes,
         layers=found.layers,
+        norm=norm,
+        outputs=found.outputs,
         domain=domain,
         hashes=(hash_model(original), hash_model(other)),
         each=found.each,
@@ -104,7 +134,8 @@ def certify(
     if attack:
         options.say("climbing to a large difference")
         settings = attack if isinstance(attack, AttackSettings) else AttackSettings()
-        reached = ascend(pair, region, settings, seed, options.starts)
+        reached = ascend(pair, region, settings, seed, options.starts, norm)
+        check_attained(reached.distance, found.bound)
         certificate = replace(certificate, attained=reached.distance, witness=reached.witness)
     return replace(certificate, seconds=time.monotonic() - begin)
 
@@ -115,9 +146,24 @@ def prepared(model: nn.Module, pruned: Masks | nn.Module) -> tuple[nn.Module, nn
         raise BadInput("certify takes a torch module and, second, prunus.Masks or the pruned torch module.")
     check_model(model, "original")
     if isinstance(pruned, Masks):
-        return model, pruned.apply_(copy.deepcopy(model))
+        return model, pruned.apply_(_copied(model))
     check_model(pruned, "pruned")
     return model, pruned
+
+
+def _copied(model: nn.Module) -> nn.Module:
+    try:
+        return copy.deepcopy(model)
+    except RuntimeError:
+        raise BadInput(
+            "The network is under torch.nn.utils.prune and cannot be copied: make that permanent with prune.remove "
+            "before masks are applied, or give the pruned module itself."
+        ) from None
+
+
+def shares_code(original: nn.Module, pruned: Masks | nn.Module) -> bool:
+    """True where the pruned network is our own copy: masks change values and nothing else."""
+    return isinstance(pruned, Masks) and not any(rule_for_module(module) for module in original.modules())
 
 
 def _ends_in_softmax(pair: Pair) -> bool:
@@ -136,6 +182,13 @@ class Found:
     sizes: float
     layers: tuple[CertifiedLayer, ...]
     each: tuple[float, ...]
+    outputs: tuple[float, ...]
+    drift: float
+
+
+def _measured(single: Tensor, norm: int | str) -> Tensor:
+    """Bounds by output (points, outputs) in one number for each point."""
+    return (lengths(single) if norm == 2 else single.amax(1)) * OUTWARDS
 
 
 def _output_sizes(ranges: Sequence[Ranges]) -> Tensor:
@@ -151,27 +204,30 @@ class Bounds:
         self.options = options or CertifyOptions()
         self.norms = Norms(pair)
 
-    def of(self, region: Region) -> Found:
+    def of(self, region: Region, norm: int | str = 2) -> Found:
         entries = math.prod(self.pair.input_shape) + sum(math.prod(step.shape) for step in self.pair.steps)
         chunk = max(1, _ENTRIES // entries)
         columns: dict[str, list[Tensor]] = {}
-        rounding, sizes, shares = [], [], []
+        rounding, sizes, shares, outputs = [], [], [], []
         deadline = time.monotonic() + self.options.seconds
         with torch.no_grad():
             for start in range(0, region.points, chunk):
                 part = region.part(start, min(start + chunk, region.points))
                 last = deadline - (deadline - time.monotonic()) * (1 - part.points / (region.points - start))
-                bounds, values, drift, own = self._chunk(part, last)
+                bounds, values, drift, own, single = self._chunk(part, last, norm)
                 for name, column in bounds.items():
                     columns.setdefault(name, []).append(column)
                 rounding.append(drift)
                 sizes.append(own)
                 shares.append(values[-1].shares)
+                outputs.append(single + drift[:, None])
         joined = {name: torch.cat(parts) for name, parts in columns.items()}
-        return self._decide(joined, torch.cat(rounding), torch.cat(sizes), torch.cat(shares, dim=1))
+        return self._decide(joined, torch.cat(rounding), torch.cat(sizes), torch.cat(shares, dim=1), torch.cat(outputs))
 
-    def _chunk(self, region: Region, deadline: float) -> tuple[dict[str, Tensor], list[Size], Tensor, Tensor]:
-        """Bounds by method, sizes of all values, rounding, and the sum of the two networks' own output sizes."""
+    def _chunk(
+        self, region: Region, deadline: float, norm: int | str = 2
+    ) -> tuple[dict[str, Tensor], list[Size], Tensor, Tensor, Tensor]:
+        """Bounds by method, sizes of all values, rounding, the networks' own output sizes, bounds by output."""
         pair, options = self.pair, self.options
         options.say("norms of the layers")
         sizes = propagate(pair, region, self.norms)
@@ -182,15 +238,14 @@ class Bounds:
         own = torch.minimum(sizes[-1].both, _output_sizes(ranges))
         if region.radius == 0.0:
             last = sizes[-1]
-            exact = lengths(last.centre_pruned - last.centre_original) * OUTWARDS
-            return {"exact": exact}, sizes, drift, own
+            single = (last.centre_pruned - last.centre_original).abs().flatten(1) * OUTWARDS
+            return {"exact": _measured(single, norm)}, sizes, drift, own, single
         bounds: dict[str, Tensor] = {}
         if "recursion" in options.methods:
             bounds["recursion"] = sizes[-1].error * OUTWARDS
+        single = ranges[-1].difference.magnitude.flatten(1)
         if "intervals" in options.methods:
-            bounds["intervals"] = error_of(ranges[-1])
-        if "products" in options.methods:
-            self._products(region, sizes, ranges, bounds)
+            bounds["intervals"] = _measured(single, norm)
         if "relaxation" in options.methods and options.seconds > 0:
             options.say("linear relaxation")
 
@@ -201,8 +256,13 @@ class Bounds:
                 drift[point] = torch.minimum(drift[point], here[0])
                 own[point] = torch.minimum(own[point], _output_sizes(tightened)[0])
 
-            bounds["relaxation"] = bound_relaxation(pair, region, sizes, ranges, deadline, tell)
-        return bounds, sizes, drift, own
+            relaxed = bound_relaxation(pair, region, sizes, ranges, deadline, tell)
+            bounds["relaxation"] = _measured(relaxed, norm)
+            single = torch.minimum(single, relaxed)
+        if "products" in options.methods:
+            self._products(region, sizes, ranges, bounds)
+        least = torch.stack(list(bounds.values())).amin(0) if bounds else single.new_full((region.points,), math.inf)
+        return bounds, sizes, drift, own, torch.minimum(single, least[:, None])
 
     def _products(self, region: Region, sizes: list[Size], ranges: list[Ranges], bounds: dict[str, Tensor]) -> None:
         self.options.say("norms of products")
@@ -210,11 +270,15 @@ class Bounds:
         if found is not None:
             bounds["products"] = found
 
-    def _decide(self, bounds: dict[str, Tensor], rounding: Tensor, sizes: Tensor, shares: Tensor) -> Found:
+    def _decide(
+        self, bounds: dict[str, Tensor], rounding: Tensor, sizes: Tensor, shares: Tensor, outputs: Tensor
+    ) -> Found:
         if not bounds:
             raise BadInput("None of the chosen methods applies to this network: add the method 'recursion'.")
         names = list(bounds)
-        table = torch.stack([torch.nan_to_num(bounds[name], nan=math.inf) for name in names])
+        table = torch.stack([bounds[name] for name in names])
+        table = torch.where(torch.isnan(table), torch.full_like(table, math.inf), table)
+        rounding = torch.where(torch.isnan(rounding), torch.full_like(rounding, math.inf), rounding)
         best, winner = table.min(0)
         each = best + rounding
         worst = int(each.argmax())
@@ -226,6 +290,8 @@ class Bounds:
             sizes=float(sizes[worst]),
             layers=self._layers(shares[:, worst]),
             each=tuple(each.tolist()),
+            outputs=tuple(outputs.amax(0).tolist()),
+            drift=float(rounding.max()),
         )
 
     def _layers(self, shares: Tensor) -> tuple[CertifiedLayer, ...]:

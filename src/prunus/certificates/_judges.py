@@ -9,10 +9,10 @@ from typing import Any, Protocol
 
 from torch import Tensor, nn
 
-from prunus.certificates._certify import Bounds, CertifyOptions, prepared
+from prunus.certificates._certify import Bounds, CertifyOptions, prepared, shares_code
+from prunus.certificates.bounds.recursion import LayerNorms
 from prunus.certificates.domains import Ball, Box, Domain, Samples
-from prunus.certificates.graph import input_shape, read_pair
-from prunus.certificates.sizes import LayerNorms
+from prunus.certificates.reading.pair import input_shape, read_pair
 from prunus.certificates.statistics import certify_statistically, halves
 from prunus.contract import Masks
 from prunus.errors import BadInput
@@ -79,7 +79,9 @@ class _CertifiedJudge:
 
     def _bounds(self, masks: Masks, levels: Mapping[str, float], options: CertifyOptions) -> float:
         _, pruned = prepared(self._original, masks)
-        bounds = Bounds(read_pair(self._original, pruned, self._shape), options)
+        bounds = Bounds(
+            read_pair(self._original, pruned, self._shape, same_code=shares_code(self._original, masks)), options
+        )
         by_layer = {name.rpartition(".")[0]: level for name, level in levels.items()}
         names = [step.name for step in bounds.pair.steps]
         for number, name in enumerate(names):

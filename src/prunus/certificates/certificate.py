@@ -52,6 +52,8 @@ class Certificate:
     layers: tuple[CertifiedLayer, ...]
     domain: Domain
     hashes: tuple[str, str]
+    norm: int | str = 2
+    outputs: tuple[float, ...] = ()
     each: tuple[float, ...] = ()
     attained: float | None = None
     witness: torch.Tensor | None = None
@@ -94,14 +96,16 @@ class Certificate:
         """Everything but the witness as plain numbers, strings and lists."""
         return {
             "format": _FORMAT,
-            "bound": self.bound,
+            "bound": _plain(self.bound),
+            "norm": self.norm,
+            "outputs": [_plain(value) for value in self.outputs],
             "attained": self.attained,
             "tightness": _plain(self.tightness),
             "method": self.method,
             "methods": {name: _plain(value) for name, value in self.methods.items()},
             "loss_bound": _plain(self.loss_bound),
             "vacuous": self.vacuous,
-            "rounding": self.rounding,
+            "rounding": _plain(self.rounding),
             "sizes": _plain(self.sizes),
             "each": [_plain(value) for value in self.each],
             "layers": [vars(layer) for layer in self.layers],
@@ -159,6 +163,8 @@ def _restored(record: Mapping[str, Any]) -> Certificate:
         method=str(record["method"]),
         methods={name: _number(value) for name, value in record["methods"].items()},
         rounding=_number(record["rounding"]),
+        norm=record["norm"],
+        outputs=tuple(_number(value) for value in record["outputs"]),
         sizes=_number(record["sizes"]),
         layers=tuple(
             CertifiedLayer(**{name: math.inf if value == "infinite" else value for name, value in layer.items()})  # type: ignore[arg-type]

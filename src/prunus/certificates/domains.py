@@ -18,7 +18,10 @@ from prunus.errors import BadInput
 
 @dataclass(frozen=True, eq=False)
 class Region:
-    """Centres (points, *shape) in float64; a 2-norm radius, or half-widths (*shape) of a box around each centre."""
+    """Centres (points, *shape) in float64; a 2-norm radius, or half-widths of a box around each centre.
+
+    Half-widths are (*shape), the same for all centres, or (points, *shape).
+    """
 
     centres: Tensor
     radius: float
@@ -30,13 +33,16 @@ class Region:
 
     def part(self, start: int, stop: int) -> Region:
         """The region of the centres start..stop-1."""
-        return Region(self.centres[start:stop], self.radius, self.half)
+        each = self.half is not None and self.half.ndim == self.centres.ndim
+        return Region(self.centres[start:stop], self.radius, self.half[start:stop] if each else self.half)  # type: ignore
 
     def spread(self, rows: Tensor) -> Tensor:
         """Largest `rows . (x - c)` over the region; rows (points, rows, *shape) gives (points, rows)."""
         flat = rows.flatten(2)
         if self.half is None:
             return self.radius * torch.linalg.vector_norm(flat, dim=2)
+        if self.half.ndim == self.centres.ndim:
+            return torch.einsum("prn,pn->pr", flat.abs(), self.half.flatten(1))
         return flat.abs() @ self.half.flatten()
 
     def project(self, inputs: Tensor, centres: Tensor) -> Tensor:

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from prunus import adapters
-from prunus.certificates._certify import Bounds, CertifyOptions, prepared
+from prunus.certificates._certify import Bounds, CertifyOptions, prepared, shares_code
 from prunus.certificates.domains import Ball, Box, Domain, Samples
-from prunus.certificates.graph import input_shape, read_pair
+from prunus.certificates.reading.pair import input_shape, read_pair
 from prunus.contract import Masks, Pattern
 from prunus.errors import BadInput
 from prunus.formulas import intervals
@@ -228,5 +228,9 @@ def _value(model: nn.Module, masks: Masks, where: Domain | Any) -> float:
     if isinstance(where, (Ball, Box, Samples)):
         shape = input_shape(original, where.shape, None)
         options = CertifyOptions(methods=("recursion", "products", "intervals"))
-        return Bounds(read_pair(original, pruned, shape), options).of(where.region(shape)).bound
+        return (
+            Bounds(read_pair(original, pruned, shape, same_code=shares_code(original, masks)), options)
+            .of(where.region(shape))
+            .bound
+        )
     return float(_measure(original, pruned, _inputs(where)).distances.max())

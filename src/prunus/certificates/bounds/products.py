@@ -19,12 +19,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from prunus.certificates.balancing import tune_balances
+from prunus.certificates.bounds.balancing import tune_balances
+from prunus.certificates.bounds.intervals import Range, Ranges, joint
+from prunus.certificates.bounds.recursion import OUTWARDS, Size, lengths
 from prunus.certificates.domains import Region
-from prunus.certificates.graph import Pair
-from prunus.certificates.intervals import Range, Ranges, joint
-from prunus.certificates.pieces import Affine, Elementwise, Lipschitz
-from prunus.certificates.sizes import OUTWARDS, Size, lengths
+from prunus.certificates.reading.pair import Pair
+from prunus.certificates.reading.pieces import Affine, Elementwise, Lipschitz
 from prunus.operators import matrix_norm
 
 _MOST_LAYERS = 10
@@ -224,6 +224,7 @@ def _chain(pair: Pair, ranges: list[Ranges]) -> tuple[list[_Layer], float] | Non
     """Linear layers in a row with at most one activation between them; a Lipschitz factor for what ends the network."""
     layers: list[_Layer] = []
     factor = 1.0
+    waiting: tuple[Elementwise, Ranges] | None = None  # the activation after the last layer so far
     for number, step in enumerate(pair.steps):
         if step.inputs != (number,):
             return None
@@ -233,16 +234,18 @@ def _chain(pair: Pair, ranges: list[Ranges]) -> tuple[list[_Layer], float] | Non
                 continue
             if one.kind != "linear" or factor != 1.0 or len(step.shape) != 1:
                 return None
+            if waiting is not None:
+                _activate(layers[-1], *waiting)
+                waiting = None
             layers.append(_layer(one, two, number))
-        elif isinstance(one, Elementwise) and layers and factor == 1.0:
-            if number == len(pair.steps) - 1:
-                factor *= one.lipschitz
-            elif not _activate(layers, one, ranges[number]):
-                return None
+        elif isinstance(one, Elementwise) and layers and factor == 1.0 and waiting is None:
+            waiting = (one, ranges[number])
         elif isinstance(one, Lipschitz) and layers and one.kind == "softmax":
             factor *= one.constant
         else:
             return None
+    if waiting is not None:
+        factor *= waiting[0].lipschitz
     return (layers, factor) if layers else None
 
 
@@ -257,13 +260,9 @@ def _layer(one: Affine, two: Affine, number: int) -> _Layer:
     return _Layer(weights, shift, number, slopes)
 
 
-def _activate(layers: list[_Layer], piece: Elementwise, source: Ranges) -> bool:
-    layer = layers[-1]
-    if layer.slopes["t"][1].any():
-        return False  # two activations in a row
+def _activate(layer: _Layer, piece: Elementwise, source: Ranges) -> None:
     for kind, part in (("o", source.original), ("p", source.pruned), ("t", joint(source))):
         layer.slopes[kind] = _middle_and_half(piece, part)
-    return True
 
 
 def _middle_and_half(piece: Elementwise, part: Range) -> tuple[Tensor, Tensor]:

@@ -9,6 +9,7 @@ value. Bounds before activations are first tightened in the same way, as far as 
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,11 +17,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from prunus.certificates.bounds.intervals import Range, Ranges, _step, joint
+from prunus.certificates.bounds.recursion import Size
 from prunus.certificates.domains import Region
-from prunus.certificates.graph import Pair, Step
-from prunus.certificates.intervals import Range, Ranges, _step, joint
-from prunus.certificates.pieces import Affine, Elementwise, Join, Lipschitz
-from prunus.certificates.sizes import Size
+from prunus.certificates.reading.pair import Pair, Step
+from prunus.certificates.reading.pieces import Affine, Elementwise, Join, Lipschitz
 
 _SLACK = 1e-11
 """Relative rounding of the backward sums, taken of the sum of the magnitudes of all their terms."""
@@ -186,20 +187,21 @@ class Relaxation:
         ]
         self.ranges[index] = Ranges(*parts).tightened()
 
-    def error(self) -> float:
-        """The bound on the 2-norm of the output's difference: the largest of each coordinate, combined."""
+    def outputs(self) -> Tensor:
+        """Bounds (points, outputs) on the magnitude of each output's difference."""
         index = len(self._pair.steps)
         shape = self._pair.output_shape
         size = int(torch.tensor(shape).prod())
-        known = self.ranges[index].difference.magnitude.flatten()
+        known = self.ranges[index].difference.magnitude.flatten(1).clone()
+        points = known.shape[0]
         biggest = max(int(value.original.low.numel()) for value in self.ranges)
         step = max(1, _CHUNK // (2 * biggest))
         for start in range(0, size, step):
             units = torch.eye(size, dtype=torch.float64)[start : start + step].reshape(1, -1, *shape)
-            rows = torch.cat([units, -units], dim=1)
-            found = self.upper(index, torch.zeros_like(rows), rows)[0].reshape(2, -1).amax(0)
-            known[start : start + step] = torch.minimum(known[start : start + step], found.clamp_min(0.0))
-        return float(torch.linalg.vector_norm(known)) * (1 + 1e-12)
+            rows = torch.cat([units, -units], dim=1).expand(points, *[-1] * (units.ndim - 1))
+            found = self.upper(index, torch.zeros_like(rows), rows).reshape(points, 2, -1).amax(1)
+            known[:, start : start + step] = torch.minimum(known[:, start : start + step], found.clamp_min(0.0))
+        return known * (1 + 1e-12)
 
     def upper(self, index: int, on_original: Tensor, on_difference: Tensor) -> Tensor:
         """Upper bounds (1, rows) on `on_original . y* + on_difference . d` at value `index`; rows (1, rows, *shape)."""
@@ -355,11 +357,11 @@ def bound_relaxation(
     deadline: float,
     tell: Callable[[int, Sequence[Ranges]], None] | None = None,
 ) -> Tensor:
-    """Error bounds (points,), infinite for points that the time did not reach.
+    """Bounds (points, outputs) on each output's difference, infinite for points that the time did not reach.
 
     `tell` hears the tightened ranges of every point: other terms of a certificate gain from them too.
     """
-    found = torch.full((region.points,), float("inf"), dtype=torch.float64)
+    found = torch.full((region.points, math.prod(pair.output_shape)), float("inf"), dtype=torch.float64)
     for point in range(region.points):
         if time.monotonic() > deadline:
             break
@@ -377,16 +379,16 @@ def bound_relaxation(
 
 def _one_point(
     pair: Pair, here: Region, own: list[Ranges], sizes: Sequence[Size], deadline: float
-) -> tuple[float, list[Ranges]]:
+) -> tuple[Tensor, list[Ranges]]:
     """Large networks go forwards, which bounds all activations at once; others backwards as far as time allows."""
-    from prunus.certificates.forward import affordable, forward_forms
+    from prunus.certificates.bounds.zonotopes import affordable, zonotope_ranges
 
     relaxation = Relaxation(pair, here, own)
     if relaxation.forecast() > 0.5 * (deadline - time.monotonic()) and affordable(pair):
-        forms = forward_forms(pair, here, own, deadline)
+        forms = zonotope_ranges(pair, here, own, deadline)
         if forms is not None:
             relaxation = Relaxation(pair, here, forms[0])
             relaxation.refresh()
-            return min(forms[1], relaxation.error()), relaxation.ranges
+            return torch.minimum(forms[1], relaxation.outputs()[0]), relaxation.ranges
     relaxation.tighten(sizes, deadline)
-    return relaxation.error(), relaxation.ranges
+    return relaxation.outputs()[0], relaxation.ranges

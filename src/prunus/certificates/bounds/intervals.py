@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from prunus.certificates.bounds.recursion import Size, lengths
 from prunus.certificates.domains import Region
-from prunus.certificates.graph import Pair, Step
-from prunus.certificates.pieces import Affine, Elementwise, Join, Lipschitz
-from prunus.certificates.sizes import Size, lengths
+from prunus.certificates.reading.pair import Pair, Step
+from prunus.certificates.reading.pieces import Affine, Elementwise, Join, Lipschitz
 
 _UNIT = 2.0**-53
 
@@ -58,7 +58,7 @@ class Ranges:
     difference: Range
 
     def tightened(self) -> Ranges:
-        """Let the three speak to each other: the difference lies between those of the networks' bounds."""
+        """Intersect `difference` with `pruned - original`."""
         return replace(self, difference=self.difference.meet(self.pruned.minus(self.original)))
 
 

@@ -24,6 +24,7 @@ class Affine:
     pooling) it is called with None, and their entries must not be negative. `terms` is the number of products summed
     into one output. `settings` tells apart operators that the same weights would make different. `scaled` says how
     the weight changes when every output channel (axis 1) is multiplied by a number: (weight, factors) -> weight.
+    `bias_size` bounds the terms that make up the bias where they are larger than the bias itself (a batch norm's mean).
     """
 
     kind: str
@@ -34,6 +35,7 @@ class Affine:
     terms: int = 1
     settings: tuple[Any, ...] = ()
     scaled: Callable[[Tensor, Tensor], Tensor] | None = None
+    bias_size: Tensor | None = None
 
     def run(self, x: Tensor) -> Tensor:
         y = self.apply(self.weight, x)
@@ -118,8 +120,8 @@ class Elementwise:
 
     @property
     def piecewise_linear(self) -> bool:
-        """One kink and no curvature: ReLU and LeakyReLU."""
-        return len(self.kinks) == 1 and not self.bends
+        """One kink, at zero, and no curvature: ReLU and LeakyReLU."""
+        return len(self.kinks) == 1 and not self.bends and self.kinks[0][0] == 0.0
 
 
 def _outwards(bottom: Tensor, top: Tensor, exact: bool) -> tuple[Tensor, Tensor]:

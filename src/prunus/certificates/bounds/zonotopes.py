@@ -17,11 +17,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from prunus.certificates.bounds.intervals import Range, Ranges
+from prunus.certificates.bounds.relaxation import lines
 from prunus.certificates.domains import Region
-from prunus.certificates.graph import Pair, Step
-from prunus.certificates.intervals import Range, Ranges
-from prunus.certificates.pieces import Affine, Elementwise, Join, Lipschitz
-from prunus.certificates.relaxation import lines
+from prunus.certificates.reading.pair import Pair, Step
+from prunus.certificates.reading.pieces import Affine, Elementwise, Join, Lipschitz
 
 _SLACK = 1e-9
 _FEWEST_ERRORS = 2000
@@ -120,10 +120,10 @@ def affordable(pair: Pair) -> bool:
     return (inputs + _FEWEST_ERRORS) * largest <= _ENTRIES
 
 
-def forward_forms(
+def zonotope_ranges(
     pair: Pair, region: Region, ranges: Sequence[Ranges], deadline: float
-) -> tuple[list[Ranges], float] | None:
-    """Tightened ranges, and a bound on the 2-norm of the output's difference; None where the time runs out."""
+) -> tuple[list[Ranges], Tensor] | None:
+    """Tightened ranges, and bounds (outputs,) on each output's difference; None where the time runs out."""
     tightened, room = list(ranges), _Room()
     last: list[Form] = []
     inputs = int(region.centres[0].numel())
@@ -139,7 +139,7 @@ def forward_forms(
 
 
 def _meet(ranges: list[Ranges], number: int, forms: _Forms, pruned: bool) -> None:
-    """Before an activation, let the form speak."""
+    """Before an activation, intersect the known range with the one the affine form implies."""
     step = forms.pair.steps[number]
     if not isinstance(step.original, Elementwise):
         return
@@ -156,12 +156,12 @@ def _meet(ranges: list[Ranges], number: int, forms: _Forms, pruned: bool) -> Non
     ranges[index] = Ranges(original, other, known.difference).tightened()
 
 
-def _difference(one: Form, two: Form, region: Region, inputs: int) -> float:
+def _difference(one: Form, two: Form, region: Region, inputs: int) -> Tensor:
     first, second = one.block(0, one.count), two.block(0, two.count)
     columns = torch.cat([second[:inputs] - first[:inputs], first[inputs:], second[inputs:]])
     form = Form(two.middle - one.middle, columns, one.box + two.box)
     far = form.reach(region, inputs)
-    return float(torch.linalg.vector_norm(form.middle.abs() + far)) * (1 + 1e-12)
+    return (form.middle.abs() + far).flatten() * (1 + 1e-12)
 
 
 class _Forms:

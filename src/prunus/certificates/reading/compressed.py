@@ -30,6 +30,11 @@ class _Dense(nn.Module):
         return functional.relu(x) if self.relu else x
 
 
+def is_packed(module: nn.Module) -> bool:
+    """True for layers that `prunus.compress` packed."""
+    return isinstance(module, (SparseConv2d, BalancedLinear))
+
+
 def decompressed(model: nn.Module) -> nn.Module:
     """Replace every packed layer of a model by its dense form, in place; returns the model."""
     for name, module in list(model.named_modules()):

@@ -3,17 +3,20 @@
 The standard model of floating-point sums: a sum of n products differs from the exact one by at most
 `gamma_n sum |w_i x_i|`, gamma_n = n u / (1 - n u), in whatever order and with or without fused steps. Half-precision
 types are taken to accumulate in float32 and to round once at the end. Fast algorithms that recombine inputs (Winograd,
-FFT convolutions) and TF32 are outside of this model.
+FFT convolutions) and TF32 are outside of this model. A result below the smallest normal number may lose that much
+(gradual underflow, or flushing to zero), and where a sum may leave the type's range the rounding is infinite.
 """
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
-from prunus.certificates.graph import Pair, Step
-from prunus.certificates.pieces import Affine, Elementwise, Join
-from prunus.certificates.sizes import Norms, lengths
+from prunus.certificates.bounds.recursion import Norms, lengths
+from prunus.certificates.reading.pair import Pair, Step
+from prunus.certificates.reading.pieces import Affine, Elementwise, Join
 
 _UNITS = {torch.float64: 2.0**-53, torch.float32: 2.0**-24, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
 _LIBRARY = 8.0
@@ -75,19 +78,34 @@ def _after(
             return gain * incoming[0]
         spread = piece.magnitude(before[0])
         if piece.bias is not None:
-            spread = spread + piece.bias.abs()
+            spread = spread + (piece.bias.abs() if piece.bias_size is None else piece.bias_size)
+        tiny = (piece.terms + 2) * _smallest(dtype) * spread[0].numel() ** 0.5 + _overflow(spread, dtype)
         fresh = gamma(piece.terms, dtype)
         # Drifted inputs are rounded too, through |W|: rows and columns bound its norm by those of W (Schur's test).
         through = 1.0 if piece.weight is None else (piece.terms * piece.weight.numel()) ** 0.25
-        return gain * incoming[0] * (1 + through * fresh) + fresh * lengths(spread)
+        return gain * incoming[0] * (1 + through * fresh) + fresh * lengths(spread) + tiny
     if isinstance(piece, Join):
         if piece.kind == "concatenation":
             return torch.linalg.vector_norm(torch.stack(incoming), dim=0)
         total = torch.stack(incoming).sum(0)
         sums = torch.stack(before).sum(0)
-        return total * (1 + len(before) * unit) + gamma(len(before), dtype) * lengths(sums)
+        return total * (1 + len(before) * unit) + gamma(len(before), dtype) * lengths(sums) + _overflow(sums, dtype)
     if isinstance(piece, Elementwise):
         fresh = 0.0 if piece.piecewise_linear and piece.settings == (0.0,) else _LIBRARY * unit
-        return piece.lipschitz * incoming[0] * (1 + fresh) + fresh * (lengths(after) + lengths(before[0]))
+        tiny = _LIBRARY * _smallest(dtype) * after[0].numel() ** 0.5 if fresh else 0.0
+        return piece.lipschitz * incoming[0] * (1 + fresh) + fresh * (lengths(after) + lengths(before[0])) + tiny
     fresh = 0.0 if piece.kind == "max pooling" else gamma(before[0][0].numel(), dtype) + _LIBRARY * unit
-    return piece.constant * incoming[0] * (1 + fresh) + fresh * lengths(after)
+    tiny = _LIBRARY * _smallest(dtype) * after[0].numel() ** 0.5 if fresh else 0.0
+    return piece.constant * incoming[0] * (1 + fresh) + fresh * lengths(after) + tiny
+
+
+def _smallest(dtype: torch.dtype) -> float:
+    """The smallest normal number: what underflow can cost one operation."""
+    return float(torch.finfo(dtype).tiny) if dtype in _UNITS else 1e-5
+
+
+def _overflow(sums: Tensor, dtype: torch.dtype) -> Tensor:
+    """Infinite for points where a sum of magnitudes may leave the range of the type."""
+    largest = float(torch.finfo(dtype).max) / 2 if dtype in _UNITS else 6e4
+    over = ~(sums.flatten(1).amax(1) <= largest)
+    return torch.where(over, torch.full_like(over, math.inf, dtype=torch.float64), 0.0)

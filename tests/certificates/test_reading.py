@@ -72,7 +72,7 @@ def test_functions_and_methods_have_rules_too():
 
 
 class Looped(nn.Module):
-    """fx cannot read this; torch.export can."""
+    """A branch on a shape, and parts that nobody uses."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -87,7 +87,7 @@ class Looped(nn.Module):
         return self.layer(x).flatten(1) if len(rows) > 99 else torch.softmax(self.layer(x).flatten(1), 1)
 
 
-def test_what_fx_cannot_trace_is_exported():
+def test_branches_on_shapes_are_read():
     kinds = agrees(randomise(Looped(), 0), (2, 6))
     assert kinds[0] == "convolution"
     assert kinds[-1] == "softmax"
@@ -104,7 +104,7 @@ class Scale(nn.Module):
         self.scale = nn.Parameter(torch.tensor([1.0, -2.0, 3.0]))
 
     def forward(self, x: Tensor) -> Tensor:
-        return x * self.scale
+        return torch.cumsum(x, 1) - torch.cumsum(x, 1) + x * self.scale
 
 
 def test_an_unknown_operation_is_named_with_the_way_out():

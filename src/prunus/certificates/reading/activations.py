@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from prunus.certificates.pieces import Elementwise
+from prunus.certificates.reading.pieces import Elementwise
 
 # Where silu' and gelu' take their extremes, and where silu and gelu take their minimum (roots of the derivatives).
 _SILU_BEND, _SILU_TURN = 2.3993572805154, -1.2784645427610738
@@ -49,6 +49,46 @@ def relu6() -> Elementwise:
         return ((x >= 0) & (x <= 6)).to(x.dtype)
 
     return Elementwise("relu6", functional.relu6, derivative, 1.0, kinks=((0.0, 0.0, 1.0), (6.0, 1.0, 0.0)))
+
+
+def clamp(low: float | None, high: float | None) -> Elementwise:
+    """Between two limits the slope is 1, outside 0; either limit may be missing."""
+    bottom = -math.inf if low is None else float(low)
+    top = math.inf if high is None else float(high)
+
+    def derivative(x: Tensor) -> Tensor:
+        return ((x >= bottom) & (x <= top)).to(x.dtype)
+
+    kinks = tuple(k for k in ((bottom, 0.0, 1.0), (top, 1.0, 0.0)) if math.isfinite(k[0]))
+    return Elementwise(
+        "clamp", lambda x: x.clamp(bottom, top), derivative, 1.0, kinks=kinks, settings=("clamp", bottom, top)
+    )
+
+
+def hardsigmoid() -> Elementwise:
+    def derivative(x: Tensor) -> Tensor:
+        return ((x >= -3) & (x <= 3)).to(x.dtype) / 6
+
+    kinks = ((-3.0, 0.0, 1 / 6), (3.0, 1 / 6, 0.0))
+    return Elementwise("hardsigmoid", functional.hardsigmoid, derivative, 1 / 6 * (1 + 1e-15), kinks=kinks)
+
+
+def hardswish() -> Elementwise:
+    """x relu6(x + 3) / 6: its slope rises from -1/2 to 3/2 between -3 and 3, and jumps at both ends."""
+
+    def derivative(x: Tensor) -> Tensor:
+        inside = (2 * x + 3) / 6
+        return torch.where(x < -3, torch.zeros_like(x), torch.where(x > 3, torch.ones_like(x), inside))
+
+    return Elementwise(
+        "hardswish",
+        functional.hardswish,
+        derivative,
+        1.5,
+        turns=(-1.5,),
+        bends=(-3.0, 3.0),
+        kinks=((-3.0, 0.0, -0.5), (3.0, 1.5, 1.0)),
+    )
 
 
 def elu(alpha: float = 1.0) -> Elementwise:

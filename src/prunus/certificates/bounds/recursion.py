@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from prunus.certificates.domains import Region
-from prunus.certificates.graph import Pair, Step
-from prunus.certificates.pieces import Affine, Elementwise, Join, Lipschitz
+from prunus.certificates.reading.pair import Pair, Step
+from prunus.certificates.reading.pieces import Affine, Elementwise, Join, Lipschitz
 
 OUTWARDS = 1.0 + 1e-10
 """Covers the rounding of the scalar recursion in float64 (far below 1e-10 for any depth)."""

@@ -1,0 +1,1 @@
+"""Deciding: branch and bound over inputs, attacks, verdicts and labels."""

@@ -1,0 +1,409 @@
+"""Two networks of one architecture as one list of steps, read through `prunus.graph`.
+
+Value 0 is the input; step number i makes value i + 1 from earlier ones. Every step comes from an ATen operator with a
+rule; what does not depend on the input is computed once, in the network's own precision, as the network does it. A
+batch norm that follows a layer is folded into it, in each network with its own statistics (ledger P-31); its rounding
+is counted as the network computes it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from prunus.certificates.reading import linear, movement, nonlinear  # noqa: F401  (they register their rules)
+from prunus.certificates.reading.compressed import decompressed, is_packed
+from prunus.certificates.reading.leaves import LEAF, leaf_module, leaves_of
+from prunus.certificates.reading.pieces import Affine, Join, Piece
+from prunus.certificates.reading.rules import Call, Size, Value, no_rule, rule_for_module, rule_for_operator, stored
+from prunus.errors import BadInput
+from prunus.graph import Graph, Node, read, unwrapped
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """One operation of both networks: its name, the values it reads, its two pieces and the shape it makes."""
+
+    name: str
+    inputs: tuple[int, ...]
+    original: Piece
+    pruned: Piece
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Pair:
+    """Both networks; `dtypes` are those they really run in."""
+
+    steps: tuple[Step, ...]
+    input_shape: tuple[int, ...]
+    dtypes: tuple[torch.dtype, torch.dtype]
+
+    @property
+    def output_shape(self) -> tuple[int, ...]:
+        return self.steps[-1].shape
+
+    def run(self, inputs: Tensor, pruned: bool) -> list[Tensor]:
+        """All values of one network for inputs (n, *shape) in float64."""
+        values = [inputs]
+        for step in self.steps:
+            piece = step.pruned if pruned else step.original
+            if isinstance(piece, Join):
+                values.append(piece.run([values[index] for index in step.inputs]))
+            else:
+                values.append(piece.run(values[step.inputs[0]]))
+        return values
+
+    def to(self, dtype: torch.dtype) -> Pair:
+        """The same with weights of another type, for searches that need not be exact."""
+        steps = [replace(s, original=_cast(s.original, dtype), pruned=_cast(s.pruned, dtype)) for s in self.steps]
+        return replace(self, steps=tuple(steps))
+
+    def outputs(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
+        """The outputs of both networks, flattened to (n, outputs)."""
+        return self.run(inputs, pruned=False)[-1].flatten(1), self.run(inputs, pruned=True)[-1].flatten(1)
+
+
+def _cast(piece: Piece, dtype: torch.dtype) -> Piece:
+    if not isinstance(piece, Affine):
+        return piece
+    weight = None if piece.weight is None else piece.weight.to(dtype)
+    return replace(piece, weight=weight, bias=None if piece.bias is None else piece.bias.to(dtype))
+
+
+def read_pair(original: nn.Module, pruned: nn.Module, shape: tuple[int, ...], *, same_code: bool = False) -> Pair:
+    """Read both networks for inputs of `shape` (without the batch) and line them up.
+
+    With `same_code` the second is a copy of the first with other values in its parameters and buffers, made by us: its
+    graph is the first one's, and is not read again.
+    """
+    first, one_type, graph = _read(original, shape)
+    second, two_type, _ = _read(pruned, shape, graph if same_code else None)
+    if len(first) != len(second):
+        raise BadInput(
+            f"The two networks have different architectures: {len(first)} operations against {len(second)}; "
+            "certify compares a network with a pruned form of itself."
+        )
+    steps = []
+    for one, two in zip(first, second):
+        if not _alike(one, two):
+            raise BadInput(
+                f"The two networks have different architectures: they part at {one.name!r} and {two.name!r}; "
+                "certify compares a network with a pruned form of itself."
+            )
+        steps.append(Step(one.name, one.inputs, one.piece, two.piece, one.shape))
+    if not steps:
+        raise BadInput("The network does nothing to its input, so there is nothing to certify.")
+    return Pair(tuple(steps), shape, (one_type, two_type))
+
+
+# ---------------------------------------------------------------------------------------------------------- one network
+
+
+@dataclass(frozen=True, eq=False)
+class _Op:
+    name: str
+    inputs: tuple[int, ...]
+    piece: Piece
+    shape: tuple[int, ...]
+
+
+def _alike(one: _Op, two: _Op) -> bool:
+    left, right = one.piece, two.piece
+    if one.inputs != two.inputs or one.shape != two.shape or left.kind != right.kind:
+        return False
+    if isinstance(left, Join) and isinstance(right, Join):
+        return left.axis == right.axis
+    if isinstance(left, Affine) and isinstance(right, Affine):
+        weights = [None if piece.weight is None else piece.weight.shape for piece in (left, right)]
+        return left.settings == right.settings and weights[0] == weights[1]
+    return not isinstance(left, Join) and not isinstance(right, Join) and left.settings == right.settings
+
+
+def check_model(model: nn.Module, which: str) -> None:
+    """Refuse training mode and weights that are not finite."""
+    if any(module.training for module in model.modules()):
+        raise BadInput(f"The {which} network is in training mode: call model.eval() before certifying it.")
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if tensor.is_meta:
+            raise BadInput(f"{name} of the {which} network is on the meta device and has no values; load the weights.")
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            raise BadInput(f"{name} of the {which} network holds values that are not finite; mend the checkpoint.")
+
+
+def dtype_of(model: nn.Module) -> torch.dtype:
+    """The floating type a network takes its inputs in: that of its first parameter."""
+    found = (tensor.dtype for tensor in (*model.parameters(), *model.buffers()) if tensor.is_floating_point())
+    return next(found, torch.float32)
+
+
+def _read(model: nn.Module, shape: tuple[int, ...], known: Graph | None = None) -> tuple[list[_Op], torch.dtype, Graph]:
+    model = unwrapped(model)
+    if any(is_packed(module) for module in model.modules()):
+        model = decompressed(copy.deepcopy(model))
+    example = torch.zeros(1, *shape, dtype=dtype_of(model))
+    with leaves_of(model, rule_for_module):
+        graph = known or read(model, example, level="exported")
+        state = {**dict(model.named_parameters()), **dict(model.named_buffers())} if known else {}
+        reader = _Reader(graph, state)
+        ops = reader.read()
+    return _folded(_ordered(ops)), reader.coarsest, graph
+
+
+class _Reader:
+    """Walks a graph once: constants are computed, every operator on the input asks its rule for pieces."""
+
+    def __init__(self, graph: Graph, state: Mapping[str, Tensor]) -> None:
+        self.graph = graph
+        self.state = state
+        self.env: dict[str, Any] = {}
+        self.ops: list[_Op] = []
+        self.coarsest = torch.float64
+
+    def read(self) -> list[_Op]:
+        self._check()
+        with torch.no_grad():
+            for node in self.graph.nodes:
+                self.env[node.name] = self._node(node)
+        output = self.env[self.graph.output.name]
+        if not isinstance(output, Value):
+            raise BadInput("The network's output does not depend on its input, so there is nothing to certify.")
+        if not output.real or output.varies != (True, *[False] * (len(output.real) - 1)) or output.real[0] != 1:
+            raise BadInput("The network's output mixes the examples of a batch, so it cannot be certified.")
+        return self.ops[: output.index]
+
+    def _check(self) -> None:
+        graph = self.graph
+        if graph.mutations:
+            name = next(iter(graph.mutations))
+            raise BadInput(f"The network changes {name!r} while it runs, so two runs differ: it cannot be certified.")
+        tensors = [i for i, item in enumerate(graph.outputs) if isinstance(item, Node)]
+        named = graph.output_names[graph.main] in ("logits", "last_hidden_state")
+        if len(tensors) > 1 and not named:
+            raise BadInput(
+                f"The network returns {len(tensors)} tensors; a certificate is about one: wrap it so that it returns "
+                "that one."
+            )
+        if not graph.dynamic:
+            raise BadInput(
+                "The network is tied to one batch size (it moves entries between the examples of a batch, or branches "
+                "on their number), so it cannot be certified."
+            )
+
+    def _node(self, node: Node) -> Any:
+        if node.kind == "input":
+            spec = node.spec
+            return Value(0, stored(spec.shape, spec.varies), spec.shape, spec.varies)
+        if node.is_state:
+            return next((self.state[name] for name in node.names if name in self.state), node.tensor)
+        args, kwargs = _resolved(node.args, self.env), _resolved(node.kwargs, self.env)
+        if node.number is not None:
+            return Size(node.number)
+        given = list(_flat((args, kwargs)))
+        if node.op == "getitem" and isinstance(args[0], tuple):
+            return args[0][args[1]]
+        if any(isinstance(item, Size) for item in (*args, *kwargs.values())):
+            raise BadInput(f"{_where(node)} uses the batch size as a number, so it cannot be certified.")
+        if not any(isinstance(item, Value) for item in given):
+            return _constant(node, args, kwargs)
+        return self._take(node, args, kwargs)
+
+    def _take(self, node: Node, args: Any, kwargs: Any) -> Any:
+        module = leaf_module(args) if node.op == LEAF else None
+        rule = rule_for_module(module) if module is not None else rule_for_operator(node.op)
+        if rule is None:
+            raise no_rule(node.op, f" ({node.name}{_place(node)})")
+        for spec in node.specs:
+            if spec.dtype.is_floating_point and torch.finfo(spec.dtype).eps > torch.finfo(self.coarsest).eps:
+                self.coarsest = spec.dtype
+        specs = [(stored(spec.shape, spec.varies), spec.shape, spec.varies) for spec in node.specs]
+        shape, real, varies = specs[0]
+        label = _label(node)
+
+        def emit(piece: Piece, values: Sequence[Value], made: tuple[int, ...]) -> Value:
+            self.ops.append(_Op(label, tuple(value.index for value in values), piece, made))
+            if made == shape:
+                return Value(len(self.ops), shape, real, varies)
+            return Value(len(self.ops), made, (1, *made), (True, *[False] * len(made)))
+
+        call = Call(
+            node.name,
+            node.op,
+            _double(args),
+            _double(kwargs),
+            shape,
+            real,
+            varies,
+            node.function or (lambda *_: None),
+            emit,
+            module,
+            _place(node),
+            tuple((spec.shape, spec.varies) for spec in node.specs),
+        )
+        result = rule(call)
+        if result is None:
+            return Value(call.value.index, shape, real, varies)
+        if isinstance(result, (Value, tuple)):
+            return result
+        return emit(result, call.values, shape)
+
+
+def _resolved(item: Any, env: dict[str, Any]) -> Any:
+    if isinstance(item, Node):
+        return env[item.name]
+    if isinstance(item, dict):
+        return {key: _resolved(part, env) for key, part in item.items()}
+    if isinstance(item, (list, tuple)):
+        return type(item)(_resolved(part, env) for part in item)
+    return item
+
+
+def _flat(item: Any) -> Iterator[Any]:
+    if isinstance(item, dict):
+        item = list(item.values())
+    if isinstance(item, (list, tuple)):
+        for part in item:
+            yield from _flat(part)
+    else:
+        yield item
+
+
+def _double(item: Any) -> Any:
+    if isinstance(item, Tensor):
+        return item.detach().double() if item.is_floating_point() else item.detach()
+    if isinstance(item, dict):
+        return {key: _double(part) for key, part in item.items()}
+    if isinstance(item, (list, tuple)):
+        return type(item)(_double(part) for part in item)
+    return item
+
+
+def _label(node: Node) -> str:
+    """The layer an operator belongs to: that of its parameter, else the module that made the call."""
+    layers = (source.target.rpartition(".")[0] for source in node.inputs if source.kind == "parameter")
+    return next(layers, "") or node.module or node.name
+
+
+def _place(node: Node) -> str:
+    return f" in {node.module}, {node.module_class.rpartition('.')[2]}" if node.module else ""
+
+
+def _where(node: Node) -> str:
+    return f"The operator {node.op} ({node.name}{_place(node)})"
+
+
+_RANDOM = ("rand", "bernoulli", "dropout", "normal", "multinomial", "poisson", "exponential")
+
+
+def _constant(node: Node, args: Any, kwargs: Any) -> Any:
+    """What does not depend on the input, computed as the network computes it."""
+    assert node.function is not None
+    if any(word in node.op for word in _RANDOM):
+        raise BadInput(f"{_where(node)} is random, so the network cannot be certified.")
+    with contextlib.suppress(TypeError):
+        return node.function(*_numbers(args), **_numbers(kwargs))
+    raise BadInput(f"{_where(node)} cannot be computed outside of the network.")
+
+
+def _numbers(item: Any) -> Any:
+    if isinstance(item, Size):
+        return int(item)
+    if isinstance(item, dict):
+        return {key: _numbers(part) for key, part in item.items()}
+    if isinstance(item, (list, tuple)):
+        return type(item)(_numbers(part) for part in item)
+    return item
+
+
+def _ordered(ops: list[_Op]) -> list[_Op]:
+    """The operations behind the output in the order in which it asks for them: two graphs of one architecture agree."""
+    number: dict[int, int] = {0: 0}
+    result: list[_Op] = []
+    stack = [len(ops)]
+    while stack:
+        value = stack[-1]
+        if value in number:
+            stack.pop()
+            continue
+        op = ops[value - 1]
+        missing = [index for index in op.inputs if index not in number]
+        if missing:
+            stack += reversed(missing)
+            continue
+        result.append(replace(op, inputs=tuple(number[index] for index in op.inputs)))
+        number[value] = len(result)
+        stack.pop()
+    return result
+
+
+def _folded(ops: list[_Op]) -> list[_Op]:
+    """Fold every per-channel scaling into the layer before it, where nothing else reads that layer."""
+    readers = [0] * (len(ops) + 1)
+    for op in ops:
+        for index in op.inputs:
+            readers[index] += 1
+    result: list[_Op] = []
+    number = {0: 0}  # old value -> new value
+    for position, op in enumerate(ops, start=1):
+        folded = _fold_into(op, result, number, readers)
+        if folded is None:
+            result.append(replace(op, inputs=tuple(number[index] for index in op.inputs)))
+        else:
+            result[-1] = folded
+        number[position] = len(result)
+    return result
+
+
+def _fold_into(op: _Op, result: list[_Op], number: dict[int, int], readers: list[int]) -> _Op | None:
+    scale = op.piece
+    if not (isinstance(scale, Affine) and scale.kind == "diagonal" and scale.settings == (1,) and result):
+        return None
+    before = result[-1]
+    source = op.inputs[0]
+    layer = before.piece
+    if number[source] != len(result) or readers[source] != 1 or not isinstance(layer, Affine) or layer.scaled is None:
+        return None
+    if len(before.shape) != 1 and layer.kind == "linear":
+        return None  # a linear layer over sequences has its channels last
+    factors = scale.weight
+    assert layer.weight is not None
+    assert factors is not None
+    axes = [1] * (len(before.shape) - 1)
+    wide = factors.reshape(-1, *axes)
+    bias, size = scale.bias, scale.bias_size
+    if layer.bias is not None:
+        scaled = layer.bias * wide
+        bias = scaled if bias is None else bias.reshape(-1, *axes) + scaled
+        own = (layer.bias if layer.bias_size is None else layer.bias_size).abs() * wide.abs()
+        size = own if size is None else size.reshape(-1, *axes) + own
+    folded = replace(
+        layer, weight=layer.scaled(layer.weight, factors), bias=bias, bias_size=size, terms=layer.terms + 8
+    )
+    return replace(before, piece=folded)
+
+
+def input_shape(model: nn.Module, shape: tuple[int, ...] | None, example: Any) -> tuple[int, ...]:
+    """The shape of one input: from the domain, from an example with a batch, or from the first layer's width."""
+    if isinstance(example, Tensor):
+        if example.ndim < 2:
+            raise BadInput("The example must have the batch in front: give a tensor of shape (n, *input shape).")
+        seen = tuple(example.shape[1:])
+        if shape is not None and shape != seen:
+            raise BadInput(f"The domain has shape {shape}, but the example shows inputs of shape {seen}.")
+        return seen
+    if shape is not None:
+        return shape
+    layers = (m for m in model.modules() if isinstance(m, (nn.Linear, nn.modules.conv._ConvNd)))
+    layer = next(layers, None)
+    if isinstance(layer, nn.Linear):
+        return (layer.in_features,)
+    raise BadInput(
+        "The shape of the network's inputs cannot be seen from this domain: give certify an example=, a tensor of "
+        "shape (n, *input shape)."
+    )
