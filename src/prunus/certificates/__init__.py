@@ -17,6 +17,8 @@ from prunus.certificates._plan import Plan, PlannedLayer, ScanRow, plan
 from prunus.certificates.a_priori import APriori, AssumptionRow, bound_a_priori, check_assumptions
 from prunus.certificates.certificate import Certificate, CertifiedLayer, hash_model
 from prunus.certificates.domains import Ball, Box, Samples
+from prunus.certificates.prover.labels import Labels, certify_labels
+from prunus.certificates.prover.verdict import Verdict, equivalent
 from prunus.certificates.reading.linear import convolution, diagonal, linear
 from prunus.certificates.reading.pair import Pair, read_pair
 from prunus.certificates.reading.pieces import Affine, Elementwise, Join, Lipschitz
@@ -39,6 +41,7 @@ __all__ = [
     "CertifyOptions",
     "Elementwise",
     "Join",
+    "Labels",
     "Lipschitz",
     "MaskTrials",
     "OnData",
@@ -49,14 +52,17 @@ __all__ = [
     "Samples",
     "ScanRow",
     "Statistic",
+    "Verdict",
     "ascend",
     "bound_a_priori",
     "certify",
+    "certify_labels",
     "certify_over_masks",
     "certify_statistically",
     "check_assumptions",
     "convolution",
     "diagonal",
+    "equivalent",
     "hash_model",
     "linear",
     "plan",

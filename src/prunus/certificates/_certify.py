@@ -22,11 +22,13 @@ from prunus.certificates.bounds.relaxation import bound_relaxation
 from prunus.certificates.bounds.rounding import rounding_terms
 from prunus.certificates.certificate import Certificate, CertifiedLayer, hash_model
 from prunus.certificates.domains import Ball, Box, Domain, Region, Samples
-from prunus.certificates.reading.pair import Pair, check_model, input_shape, read_pair
+from prunus.certificates.reading.compressed import is_packed
+from prunus.certificates.reading.pair import Pair, check_model, input_shape, read_graph, read_pair
 from prunus.certificates.reading.pieces import Affine, Lipschitz
 from prunus.certificates.reading.rules import rule_for_module
 from prunus.contract import Masks
 from prunus.errors import BadFile, BadInput, UnknownName
+from prunus.graph import Graph
 
 METHODS = ("recursion", "products", "intervals", "relaxation")
 _ENTRIES = 2**23
@@ -111,7 +113,7 @@ def certify(
         raise BadInput("The domain must be a prunus.Ball, prunus.Box or prunus.Samples.")
     shape = input_shape(original, domain.shape, example)
     options.say("reading the networks")
-    pair = read_pair(original, other, shape, same_code=shares_code(original, pruned))
+    pair = read_pair(original, other, shape, graph=shared_graph(original, pruned, shape))
     region = domain.region(shape)
     found = Bounds(pair, options).of(region, norm)
     check_reading(pair, (model, other), region, found.drift, seed)
@@ -161,9 +163,10 @@ def _copied(model: nn.Module) -> nn.Module:
         ) from None
 
 
-def shares_code(original: nn.Module, pruned: Masks | nn.Module) -> bool:
-    """True where the pruned network is our own copy: masks change values and nothing else."""
-    return isinstance(pruned, Masks) and not any(rule_for_module(module) for module in original.modules())
+def shared_graph(original: nn.Module, pruned: Masks | nn.Module, shape: tuple[int, ...]) -> Graph | None:
+    """One graph for both networks where the pruned one is our own copy: masks change values and nothing else."""
+    special = any(is_packed(module) or rule_for_module(module) for module in original.modules())
+    return read_graph(original, shape) if isinstance(pruned, Masks) and not special else None
 
 
 def _ends_in_softmax(pair: Pair) -> bool:

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from torch import Tensor, nn
 
-from prunus.certificates._certify import Bounds, CertifyOptions, prepared, shares_code
+from prunus.certificates._certify import Bounds, CertifyOptions, prepared, shared_graph
 from prunus.certificates.bounds.recursion import LayerNorms
 from prunus.certificates.domains import Ball, Box, Domain, Samples
 from prunus.certificates.reading.pair import input_shape, read_pair
@@ -74,14 +74,13 @@ class _CertifiedJudge:
         self._shape = input_shape(model, domain.shape, settings.example)
         self._region = domain.region(self._shape)
         self._options, self._error = settings.options, error
+        self._graph = shared_graph(self._original, Masks({}), self._shape)
         self._chosen: CertifyOptions | None = None
         self._norms: dict[tuple[str, float], LayerNorms] = {}
 
     def _bounds(self, masks: Masks, levels: Mapping[str, float], options: CertifyOptions) -> float:
         _, pruned = prepared(self._original, masks)
-        bounds = Bounds(
-            read_pair(self._original, pruned, self._shape, same_code=shares_code(self._original, masks)), options
-        )
+        bounds = Bounds(read_pair(self._original, pruned, self._shape, graph=self._graph), options)
         by_layer = {name.rpartition(".")[0]: level for name, level in levels.items()}
         names = [step.name for step in bounds.pair.steps]
         for number, name in enumerate(names):

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from prunus import adapters
-from prunus.certificates._certify import Bounds, CertifyOptions, prepared, shares_code
+from prunus.certificates._certify import Bounds, CertifyOptions, prepared, shared_graph
 from prunus.certificates.domains import Ball, Box, Domain, Samples
 from prunus.certificates.reading.pair import input_shape, read_pair
 from prunus.contract import Masks, Pattern
@@ -229,7 +229,7 @@ def _value(model: nn.Module, masks: Masks, where: Domain | Any) -> float:
         shape = input_shape(original, where.shape, None)
         options = CertifyOptions(methods=("recursion", "products", "intervals"))
         return (
-            Bounds(read_pair(original, pruned, shape, same_code=shares_code(original, masks)), options)
+            Bounds(read_pair(original, pruned, shape, graph=shared_graph(original, masks, shape)), options)
             .of(where.region(shape))
             .bound
         )

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from prunus.certificates.bounds.floats import noise
 from prunus.certificates.bounds.recursion import Size, lengths
 from prunus.certificates.domains import Region
 from prunus.certificates.reading.pair import Pair, Step
@@ -62,19 +63,30 @@ class Ranges:
         return replace(self, difference=self.difference.meet(self.pruned.minus(self.original)))
 
 
+def widened(part: Range) -> Range:
+    """A range that also covers the rounding of one addition in each of its ends."""
+    return _widened(part.low, part.high)
+
+
 def _widened(low: Tensor, high: Tensor) -> Range:
     return Range(low - 4 * _UNIT * low.abs() - 1e-300, high + 4 * _UNIT * high.abs() + 1e-300)
 
 
-def propagate_ranges(pair: Pair, region: Region, sizes: list[Size] | None = None) -> list[Ranges]:
-    """The ranges of all values; with `sizes`, intersected with what the 2-norms say."""
+def propagate_ranges(
+    pair: Pair, region: Region, sizes: list[Size] | None = None, computed: bool = False
+) -> list[Ranges]:
+    """The ranges of all values; with `sizes`, intersected with what the 2-norms say.
+
+    With `computed`, the ranges hold for the values that the networks compute in their own precision, and `sizes`, which
+    speak of exact values, must not be given.
+    """
     reach = region.half if region.half is not None else torch.full((), region.radius, dtype=torch.float64)
     inputs = _widened(region.centres - reach, region.centres + reach)
     zero = Range(torch.zeros_like(region.centres), torch.zeros_like(region.centres))
     values = [Ranges(inputs, inputs, zero)]
     for number, step in enumerate(pair.steps):
         sources = [values[index] for index in step.inputs]
-        found = _step(step, sources)
+        found = computed_step(step, sources, pair.dtypes)[0] if computed else _step(step, sources)
         if sizes is not None:
             found = _meet_sizes(step, found, [sizes[index] for index in step.inputs], sizes[number + 1])
         values.append(found.tightened())
@@ -100,6 +112,29 @@ def _step(step: Step, sources: list[Ranges]) -> Ranges:
     if isinstance(piece, Elementwise):
         return _elementwise(piece, sources[0])
     return _lipschitz(piece, sources[0])
+
+
+Noise = tuple[Tensor | None, Tensor | None]
+
+
+def computed_step(step: Step, sources: list[Ranges], dtypes: tuple[torch.dtype, torch.dtype]) -> tuple[Ranges, Noise]:
+    """The ranges of what both networks compute in their own precision, and how far each may be from the exact step."""
+    exact = _step(step, sources)
+    found: list[Tensor | None] = []
+    for piece, dtype, pruned in ((step.original, dtypes[0], False), (step.pruned, dtypes[1], True)):
+        before = [(source.pruned if pruned else source.original).magnitude for source in sources]
+        after = (exact.pruned if pruned else exact.original).magnitude
+        found.append(noise(piece, before, after, dtype))
+    one, two = found
+
+    def wider(part: Range, *extra: Tensor | None) -> Range:
+        for amount in extra:
+            if amount is not None:
+                part = _widened(part.low - amount, part.high + amount)
+        return part
+
+    wide = Ranges(wider(exact.original, one), wider(exact.pruned, two), wider(exact.difference, one, two))
+    return wide, (one, two)
 
 
 def _image(piece: Affine, weight: Tensor | None, source: Range, bias: Tensor | None) -> Range:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from prunus.certificates.bounds.intervals import Range, Ranges, _step, joint
+from prunus.certificates.bounds.intervals import Noise, Range, Ranges, _step, computed_step, joint, widened
 from prunus.certificates.bounds.recursion import Size
 from prunus.certificates.domains import Region
 from prunus.certificates.reading.pair import Pair, Step
@@ -98,33 +98,48 @@ def difference_lines(piece: Elementwise, source: Ranges) -> Lines:
 
 
 class Relaxation:
-    """Bounds for one point: `ranges` (batch of one) are tightened in place of the list, step by step."""
+    """Bounds for a batch of points or boxes: `ranges` are tightened in place of the list, step by step.
 
-    def __init__(self, pair: Pair, region: Region, ranges: Sequence[Ranges]) -> None:
-        self._pair, self._region = pair, region
+    With `lean`, only the original and the difference are tightened by rows of their own; the pruned network follows as
+    their sum, which is a third less work. With `computed`, everything is about the values that the networks compute in
+    their own precision: every step may be off by its rounding, which runs through the same relaxation.
+    """
+
+    def __init__(
+        self, pair: Pair, region: Region, ranges: Sequence[Ranges], lean: bool = False, computed: bool = False
+    ) -> None:
+        self._pair, self._region, self._lean, self._computed = pair, region, lean, computed
+        self._noise: dict[int, Noise] = {}
         self.ranges = list(ranges)
+        self.at_input: Tensor | None = None
         self._lines: dict[int, tuple[Lines, Lines, Lines]] = {}
+        self._sources: dict[int, Ranges] = {}
 
-    def tighten(self, sizes: Sequence[Size], deadline: float) -> bool:
+    def tighten(self, deadline: float = math.inf) -> bool:
         """Tighten the bounds before every activation; False where the time ran out on the way."""
         steps = self._pair.steps
         done = True
         for number, step in enumerate(steps):
             if number:
                 self._renew(number - 1)
-            if not isinstance(step.original, Elementwise):
+            if not isinstance(step.original, (Elementwise, Lipschitz)):
                 continue
             index = step.inputs[0]
             source = self.ranges[index]
-            both = joint(source)
-            bottom, top = step.original.slopes(both.low, both.high)
-            rows = torch.nonzero((top > bottom).flatten()).flatten()
-            if rows.numel() == 0 or index == 0:
+            if isinstance(step.original, Lipschitz):
+                wanted = torch.ones_like(source.original.low, dtype=torch.bool)
+            else:
+                both = joint(source)
+                bottom, top = step.original.slopes(both.low, both.high)
+                wanted = top > bottom
+            wanted = wanted.flatten(1)
+            count = int(wanted.sum(1).max())
+            if count == 0 or index == 0:
                 continue
-            if time.monotonic() + self._seconds(index, rows.numel()) > deadline:
+            if time.monotonic() + self._seconds(index, count * wanted.shape[0]) > deadline:
                 done = False
                 continue
-            self._tighten_value(index, rows)
+            self._tighten_value(index, wanted.to(torch.uint8).topk(count, dim=1).indices)
         if steps:
             self._renew(len(steps) - 1)
         return done
@@ -138,7 +153,11 @@ class Relaxation:
         """Push the tightened ranges of its inputs through one step."""
         step = self._pair.steps[number]
         known = self.ranges[number + 1]
-        fresh = _step(step, [self.ranges[index] for index in step.inputs])
+        sources = [self.ranges[index] for index in step.inputs]
+        if self._computed:
+            fresh, self._noise[number] = computed_step(step, sources, self._pair.dtypes)
+        else:
+            fresh = _step(step, sources)
         self.ranges[number + 1] = Ranges(
             known.original.meet(fresh.original),
             known.pruned.meet(fresh.pruned),
@@ -151,7 +170,7 @@ class Relaxation:
         for step in self._pair.steps[:index]:
             piece = step.original
             if isinstance(piece, Affine) and piece.weight is not None:
-                outputs = float(torch.tensor(step.shape).prod())
+                outputs = float(math.prod(step.shape))
                 work += 3.0 * outputs * piece.terms
         return 6.0 * rows * work / 5e9
 
@@ -160,32 +179,44 @@ class Relaxation:
         total = 0.0
         for step in self._pair.steps:
             if isinstance(step.original, Elementwise):
-                total += self._seconds(step.inputs[0], int(torch.tensor(step.shape).prod()) // 2)
+                total += self._seconds(step.inputs[0], math.prod(step.shape) // 2)
         return total
 
     def _tighten_value(self, index: int, rows: Tensor) -> None:
-        shape = self.ranges[index].original.low.shape[1:]
-        size = int(torch.tensor(shape).prod())
-        biggest = max(int(value.original.low.numel()) for value in self.ranges[: index + 1])
-        step = max(1, _CHUNK // (6 * biggest))
-        flat = [[part.low.flatten().clone(), part.high.flatten().clone()] for part in _parts(self.ranges[index])]
-        for start in range(0, rows.numel(), step):
-            chosen = rows[start : start + step]
-            units = torch.zeros(chosen.numel(), size, dtype=torch.float64)
-            units[torch.arange(chosen.numel()), chosen] = 1.0
-            units = units.reshape(1, -1, *shape)
+        """Bounds by rows of their own for the entries `rows` (points, count) of one value."""
+        source = self.ranges[index]
+        points, shape = rows.shape[0], source.original.low.shape[1:]
+        size = math.prod(shape)
+        biggest = max(int(value.original.low[0].numel()) for value in self.ranges[: index + 1])
+        step = max(1, _CHUNK // (6 * biggest * points))
+        parts = (source.original, source.difference) if self._lean else _parts(source)
+        flat = [[part.low.flatten(1).clone(), part.high.flatten(1).clone()] for part in parts]
+        for start in range(0, rows.shape[1], step):
+            chosen = rows[:, start : start + step]
+            units = torch.zeros(points, chosen.shape[1], size, dtype=torch.float64)
+            units.scatter_(2, chosen[:, :, None], 1.0)
+            units = units.reshape(points, -1, *shape)
             none = torch.zeros_like(units)
             # original: y*; pruned: y* + d; difference: d. Each upwards and downwards.
-            on_original = torch.cat([units, -units, units, -units, none, none], dim=1)
-            on_difference = torch.cat([none, none, units, -units, units, -units], dim=1)
-            highest = self.upper(index, on_original, on_difference)[0].reshape(3, 2, -1)
-            for (low, high), found in zip(flat, highest):
-                high[chosen] = torch.minimum(high[chosen], found[0])
-                low[chosen] = torch.maximum(low[chosen], -found[1])
-        parts = [
-            Range(torch.minimum(lo, hi).reshape(1, *shape), torch.maximum(lo, hi).reshape(1, *shape)) for lo, hi in flat
+            if self._lean:
+                on_original = torch.cat([units, -units, none, none], dim=1)
+                on_difference = torch.cat([none, none, units, -units], dim=1)
+            else:
+                on_original = torch.cat([units, -units, units, -units, none, none], dim=1)
+                on_difference = torch.cat([none, none, units, -units, units, -units], dim=1)
+            highest = self.upper(index, on_original, on_difference).reshape(points, len(parts), 2, -1)
+            for place, (low, high) in enumerate(flat):
+                high.scatter_(1, chosen, torch.minimum(high.gather(1, chosen), highest[:, place, 0]))
+                low.scatter_(1, chosen, torch.maximum(low.gather(1, chosen), -highest[:, place, 1]))
+        made = [
+            Range(torch.minimum(lo, hi).reshape(points, *shape), torch.maximum(lo, hi).reshape(points, *shape))
+            for lo, hi in flat
         ]
-        self.ranges[index] = Ranges(*parts).tightened()
+        if self._lean:
+            original, difference = made
+            total = Range(original.low + difference.low, original.high + difference.high)
+            made = [original, source.pruned.meet(widened(total)), difference]
+        self.ranges[index] = Ranges(*made).tightened()
 
     def outputs(self) -> Tensor:
         """Bounds (points, outputs) on the magnitude of each output's difference."""
@@ -214,7 +245,11 @@ class Relaxation:
             found = rows.pop(number + 1)
             constant, magnitude = self._back(number, self._pair.steps[number], found, rows)
             total, terms = total + constant, terms + magnitude
+            for part, amount in zip((found[0] - found[1], found[1]), self._noise.get(number, (None, None))):
+                if amount is not None:
+                    total = total + (part.abs().flatten(2) @ amount.flatten(1)[:, :, None]).squeeze(2)
         coefficients = rows[0][0] if 0 in rows else None
+        self.at_input = coefficients
         if coefficients is not None:
             centre = self._region.centres.flatten(1)
             flat = coefficients.flatten(2)
@@ -241,19 +276,16 @@ class Relaxation:
             constant = constant + _concrete(found[1], self.ranges[number + 1].difference)
             return constant, constant.abs()
         source = self.ranges[step.inputs[0]]
-        if number not in self._lines or source is not self._seen(number):
+        if number not in self._lines or source is not self._sources.get(number):
             self._lines[number] = (
                 lines(piece, source.original),
                 lines(piece, source.pruned),
                 difference_lines(piece, source),
             )
-            self._sources = getattr(self, "_sources", {}) | {number: source}
+            self._sources[number] = source
         original, difference, constant, magnitude = _back_elementwise(found, self._lines[number])
         _add(rows, step.inputs[0], original, difference)
         return constant, magnitude
-
-    def _seen(self, number: int) -> Ranges | None:
-        return getattr(self, "_sources", {}).get(number)
 
 
 def _parts(ranges: Ranges) -> tuple[Range, Range, Range]:
@@ -390,5 +422,5 @@ def _one_point(
             relaxation = Relaxation(pair, here, forms[0])
             relaxation.refresh()
             return torch.minimum(forms[1], relaxation.outputs()[0]), relaxation.ranges
-    relaxation.tighten(sizes, deadline)
+    relaxation.tighten(deadline)
     return relaxation.outputs()[0], relaxation.ranges

@@ -77,14 +77,14 @@ def _cast(piece: Piece, dtype: torch.dtype) -> Piece:
     return replace(piece, weight=weight, bias=None if piece.bias is None else piece.bias.to(dtype))
 
 
-def read_pair(original: nn.Module, pruned: nn.Module, shape: tuple[int, ...], *, same_code: bool = False) -> Pair:
+def read_pair(original: nn.Module, pruned: nn.Module, shape: tuple[int, ...], *, graph: Graph | None = None) -> Pair:
     """Read both networks for inputs of `shape` (without the batch) and line them up.
 
-    With `same_code` the second is a copy of the first with other values in its parameters and buffers, made by us: its
-    graph is the first one's, and is not read again.
+    `graph` is given where the second is our own copy of the first with other values in its parameters and buffers: then
+    one graph, from `read_graph`, serves both.
     """
-    first, one_type, graph = _read(original, shape)
-    second, two_type, _ = _read(pruned, shape, graph if same_code else None)
+    first, one_type = _read(original, shape, graph)
+    second, two_type = _read(pruned, shape, graph)
     if len(first) != len(second):
         raise BadInput(
             f"The two networks have different architectures: {len(first)} operations against {len(second)}; "
@@ -143,17 +143,21 @@ def dtype_of(model: nn.Module) -> torch.dtype:
     return next(found, torch.float32)
 
 
-def _read(model: nn.Module, shape: tuple[int, ...], known: Graph | None = None) -> tuple[list[_Op], torch.dtype, Graph]:
+def read_graph(model: nn.Module, shape: tuple[int, ...]) -> Graph:
+    """What a network computes for inputs of `shape`, at the level that the rules are written for."""
+    return read(model, torch.zeros(1, *shape, dtype=dtype_of(model)), level="exported")
+
+
+def _read(model: nn.Module, shape: tuple[int, ...], known: Graph | None) -> tuple[list[_Op], torch.dtype]:
     model = unwrapped(model)
     if any(is_packed(module) for module in model.modules()):
         model = decompressed(copy.deepcopy(model))
-    example = torch.zeros(1, *shape, dtype=dtype_of(model))
     with leaves_of(model, rule_for_module):
-        graph = known or read(model, example, level="exported")
+        graph = known or read_graph(model, shape)
         state = {**dict(model.named_parameters()), **dict(model.named_buffers())} if known else {}
         reader = _Reader(graph, state)
         ops = reader.read()
-    return _folded(_ordered(ops)), reader.coarsest, graph
+    return _folded(_ordered(ops)), reader.coarsest
 
 
 class _Reader:

@@ -1,0 +1,78 @@
+"""The standard model of floating-point arithmetic, entry by entry.
+
+A sum of n products differs from the exact one by at most `gamma_n sum |w_i x_i|`, gamma_n = n u / (1 - n u), in any
+order and with or without fused steps. Half-precision types are taken to accumulate in float32 and to round once at the
+end. A result below the smallest normal number may lose that much (gradual underflow, or flushing to zero), and where a
+sum may leave the type's range the error is infinite. Fast algorithms that recombine inputs (Winograd, FFT convolutions)
+and TF32 are outside of this model.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from prunus.certificates.reading.pieces import Affine, Elementwise, Join, Piece
+
+UNITS = {torch.float64: 2.0**-53, torch.float32: 2.0**-24, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
+LIBRARY = 8.0
+"""Units in the last place granted to activation functions of the math library."""
+
+
+def gamma(terms: int, dtype: torch.dtype) -> float:
+    """Relative error of one output that sums `terms` products."""
+    unit = UNITS.get(dtype, 2.0**-8)
+    accumulate = max(min(unit, 2.0**-24), 2.0**-53)
+    count = (terms + 2) * accumulate
+    error = count / (1 - count) if count < 0.5 else float("inf")
+    return error if unit <= 2.0**-24 else error + 1.001 * unit
+
+
+def noise(piece: Piece, before: Sequence[Tensor], after: Tensor, dtype: torch.dtype) -> Tensor | None:
+    """How far each entry of a step's computed result is from the exact step on the same inputs; None for not at all.
+
+    before, after: bounds on the magnitudes of the step's inputs and result, (points, *shape).
+    """
+    unit = UNITS.get(dtype, 2.0**-8)
+    if isinstance(piece, Affine):
+        if piece.terms == 0 and piece.bias is None:
+            return None
+        if piece.terms == 0:
+            return None if piece.kind in ("constant", "gather") else unit * after
+        spread = piece.magnitude(before[0])
+        if piece.bias is not None:
+            spread = spread + (piece.bias.abs() if piece.bias_size is None else piece.bias_size)
+        return gamma(piece.terms, dtype) * spread + (piece.terms + 2) * smallest(dtype) + _too_large(spread, dtype)
+    if isinstance(piece, Join):
+        if piece.kind == "concatenation":
+            return None
+        sums = torch.stack(list(before)).sum(0)
+        return gamma(len(before), dtype) * sums + _too_large(sums, dtype)
+    if isinstance(piece, Elementwise):
+        if piece.piecewise_linear and piece.settings == (0.0,):
+            return None
+        return LIBRARY * (unit * (after + before[0]) + smallest(dtype))
+    if piece.kind == "max pooling":
+        return None
+    fresh = gamma(before[0][0].numel(), dtype) + LIBRARY * unit
+    return fresh * after.flatten(1).amax(1).reshape(-1, *[1] * (after.ndim - 1)) + LIBRARY * smallest(dtype) + 0 * after
+
+
+def _too_large(sums: Tensor, dtype: torch.dtype) -> Tensor:
+    largest = float(torch.finfo(dtype).max) / 2 if dtype in UNITS else 6e4
+    return torch.where(sums <= largest, 0.0, math.inf)
+
+
+def smallest(dtype: torch.dtype) -> float:
+    """The smallest normal number: what underflow can cost one operation."""
+    return float(torch.finfo(dtype).tiny) if dtype in UNITS else 1e-5
+
+
+def overflow(sums: Tensor, dtype: torch.dtype) -> Tensor:
+    """Infinite for points where a sum of magnitudes may leave the range of the type."""
+    largest = float(torch.finfo(dtype).max) / 2 if dtype in UNITS else 6e4
+    over = ~(sums.flatten(1).amax(1) <= largest)
+    return torch.where(over, torch.full_like(over, math.inf, dtype=torch.float64), 0.0)

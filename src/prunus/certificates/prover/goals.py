@@ -1,0 +1,99 @@
+"""What a prover is asked: outputs within a tolerance, or equal labels."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from prunus.certificates.bounds.floats import UNITS
+from prunus.certificates.bounds.relaxation import Relaxation
+from prunus.certificates.reading.pair import Pair
+from prunus.certificates.reading.pieces import Lipschitz
+
+
+class Goal(Protocol):
+    """A number for every input that must stay at or below a limit: bounded over boxes, and measured at points."""
+
+    @property
+    def limit(self) -> float: ...
+
+    @property
+    def pair(self) -> Pair: ...
+
+    def bound(self, relaxation: Relaxation, centres: tuple[Tensor, Tensor]) -> Tensor:
+        """(boxes,) upper bounds; centres are both networks' outputs at the boxes' centres."""
+        ...
+
+    def measure(self, one: Tensor, two: Tensor) -> Tensor:
+        """(points,) the number at points, from both networks' outputs (points, outputs)."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class Close:
+    """The outputs' difference in the max norm or the 2-norm."""
+
+    pair: Pair
+    limit: float
+    norm: int | str
+
+    def bound(self, relaxation: Relaxation, centres: tuple[Tensor, Tensor]) -> Tensor:
+        outputs = relaxation.outputs()
+        found = outputs.amax(1) if self.norm == "max" else torch.linalg.vector_norm(outputs, dim=1) * (1 + 1e-12)
+        return torch.where(torch.isnan(found), torch.full_like(found, math.inf), found)
+
+    def measure(self, one: Tensor, two: Tensor) -> Tensor:
+        off = two - one
+        return off.abs().amax(1) if self.norm == "max" else torch.linalg.vector_norm(off, dim=1)
+
+
+@dataclass(frozen=True, eq=False)
+class SameLabel:
+    """Equal labels: the number is how far another output comes up to the label's own, in the worse network.
+
+    It must stay below zero, by a hair for a softmax at the end, which may round two outputs to one.
+    """
+
+    pair: Pair
+    limit: float = 0.0
+
+    @staticmethod
+    def of(pair: Pair) -> SameLabel:
+        """A softmax at the end is taken off: it does not change the order."""
+        last = pair.steps[-1].original
+        if isinstance(last, Lipschitz) and last.kind in ("softmax", "log softmax") and len(pair.steps) > 1:
+            unit = max(UNITS.get(dtype, 2.0**-8) for dtype in pair.dtypes)
+            shorter = replace(pair, steps=pair.steps[:-1])
+            return SameLabel(shorter, -4 * (math.prod(pair.output_shape) + 100) * unit)
+        return SameLabel(pair)
+
+    def bound(self, relaxation: Relaxation, centres: tuple[Tensor, Tensor]) -> Tensor:
+        one, two = centres
+        label = one.argmax(1)
+        classes = one.shape[1]
+        identity = torch.eye(classes, dtype=torch.float64)
+        rows = identity[None] - identity[label][:, None]  # (boxes, classes, classes): output k minus the label's
+        shape = (len(label), classes, *self.pair.output_shape)
+        rows = rows.reshape(shape)
+        none = torch.zeros_like(rows)
+        both = torch.cat([rows, rows], dim=1)
+        found = relaxation.upper(len(self.pair.steps), both, torch.cat([none, rows], dim=1)).reshape(-1, 2, classes)
+        found = found.amax(1).scatter(1, label[:, None], -math.inf)
+        worst = found.amax(1)
+        worst = torch.where(torch.isnan(worst), torch.full_like(worst, math.inf), worst)
+        return torch.where(two.argmax(1) == label, worst, torch.full_like(worst, math.inf))
+
+    def measure(self, one: Tensor, two: Tensor) -> Tensor:
+        """Positive where the labels differ; else minus the smaller margin."""
+        label = one.argmax(1, keepdim=True)
+        gaps = []
+        for outputs in (one, two):
+            others = outputs.scatter(1, label, -math.inf).amax(1)
+            gaps.append(others - outputs.gather(1, label).squeeze(1))
+        found = torch.maximum(*gaps)
+        differ = one.argmax(1) != two.argmax(1)
+        return torch.where(differ, found.abs() + 1e-300, found.clamp_max(0.0))
