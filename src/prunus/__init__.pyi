@@ -13,7 +13,7 @@ from prunus import recovery as recovery
 from prunus import report as report
 from prunus import select as select
 from prunus import sparse as sparse
-from prunus import structure as structure  # type: ignore[attr-defined]
+from prunus import structure as structure
 from prunus import study as study
 from prunus import tangent as tangent
 from prunus import theory as theory
@@ -22,9 +22,9 @@ from prunus.certificates import Ball as Ball
 from prunus.certificates import Box as Box
 from prunus.certificates import Samples as Samples
 from prunus.certificates import certify as certify
-from prunus.certificates import certify_labels as certify_labels  # type: ignore[attr-defined]
+from prunus.certificates import certify_labels as certify_labels
 from prunus.certificates import certify_statistically as certify_statistically
-from prunus.certificates import equivalent as equivalent  # type: ignore[attr-defined]
+from prunus.certificates import equivalent as equivalent
 from prunus.certificates import plan as plan
 from prunus.contract import Duration as Duration
 from prunus.contract import Masks as Masks

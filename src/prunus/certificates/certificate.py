@@ -157,6 +157,11 @@ def _number(value: Any) -> float:
     return number
 
 
+def _layer(record: Mapping[str, Any]) -> CertifiedLayer:
+    values: dict[str, Any] = {name: math.inf if value == "infinite" else value for name, value in record.items()}
+    return CertifiedLayer(**values)
+
+
 def _restored(record: Mapping[str, Any]) -> Certificate:
     return Certificate(
         bound=_number(record["bound"]),
@@ -166,10 +171,7 @@ def _restored(record: Mapping[str, Any]) -> Certificate:
         norm=record["norm"],
         outputs=tuple(_number(value) for value in record["outputs"]),
         sizes=_number(record["sizes"]),
-        layers=tuple(
-            CertifiedLayer(**{name: math.inf if value == "infinite" else value for name, value in layer.items()})  # type: ignore[arg-type]
-            for layer in record["layers"]
-        ),
+        layers=tuple(_layer(layer) for layer in record["layers"]),
         domain=restore(record["domain"]),
         hashes=(record["models"]["original"], record["models"]["pruned"]),
         each=tuple(_number(value) for value in record["each"]),
