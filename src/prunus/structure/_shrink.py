@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
 from torch import Tensor, nn
 
+from prunus.adapters import Batch, batches
 from prunus.contract import Masks
 from prunus.errors import BadInput, UnknownName
 from prunus.graph import read
+from prunus.layers import listing, matches
 from prunus.structure import _surgery, costs
 from prunus.structure._call import Example, example_for
+from prunus.structure._damage import damages, study
+from prunus.structure._features import solvable
 from prunus.structure._labels import Array
+from prunus.structure._recover import answers, distance, joined, recalibrate, solve
 from prunus.structure._walk import walk
-from prunus.structure.allocations import ALLOCATIONS, best
+from prunus.structure.allocations import ALLOCATIONS, best, equalised, least_damage
 from prunus.structure.groups import Coupling, Fixed, find_groups
 from prunus.structure.scores import SCORES, Seen
 
@@ -62,58 +67,150 @@ class Removal:
         return self._cut.model
 
 
+@dataclass(frozen=True, eq=False)
+class Options:
+    """How `shrink` chooses; see there."""
+
+    score: str | None = None
+    measure: str = "multiply-adds"
+    allocation: str | None = None
+    exclude: tuple[str, ...] = ()
+    embeddings: tuple[str, ...] = ()
+    exact: bool = True
+    multiple: int = 1
+    samples: int = 512
+    recover: bool = True
+    loss: Callable[[Tensor, Tensor], Tensor] | None = None
+    seed: int = 0
+
+
 def find_removal(
-    model: nn.Module,
-    fraction: float,
-    *,
-    example: Any,
-    data: Any = None,
-    score: str | None = None,
-    measure: str = "multiply-adds",
-    allocation: str | None = None,
-    exclude: Iterable[str] = (),
-    embeddings: Iterable[str] = (),
-    exact: bool = True,
-    multiple: int = 1,
-    loss: Callable[[Any, Any], Tensor] | None = None,
-    seed: int = 0,
+    model: nn.Module, fraction: float | Mapping[str, float], *, example: Any, data: Any = None, **options: Any
 ) -> Removal:
-    """Choose the units that leave, and check the smaller model; `model` is not touched. See `shrink`."""
-    fraction = _check(fraction, measure, multiple)
+    """Choose the units that leave, and make the smaller model; `model` is not touched.
+
+    Args:
+        model, fraction, example, data, options: As for `prunus.shrink`.
+
+    Returns:
+        A `Removal`: the smaller model with `apply()`, the same choice as `masks`, a row for each group.
+
+    Raises:
+        BadInput: As for `prunus.shrink`.
+
+    Example:
+        >>> import torch, prunus
+        >>> model = prunus.models.make("fc:8-32-4", seed=0).eval()
+        >>> removal = prunus.structure.find_removal(model, 0.5, example=torch.zeros(1, 8))
+        >>> [(row.name, row.kind, row.before, row.after) for row in removal.rows]
+        [('layers.0', 'neurons', 32, 16)]
+        >>> removal.masks.sparsity
+        0.5
+    """
+    wanted = _options(options)
+    shares = _check(fraction, wanted)
+    batches = _batches(data, wanted)
     work = copy.deepcopy(model).eval()
     given = example_for(work, example)
-    seen = walk(read(work, given.whole, dynamic_batch=False), exact=exact)
-    coupling = find_groups(seen, work, named=_globs(embeddings), exclude=_globs(exclude))
-    score = score or "magnitude"
-    allocation = allocation or "uniform"
-    if score not in SCORES:
-        raise UnknownName("score", score, SCORES)
-    if allocation not in ALLOCATIONS:
-        raise UnknownName("allocation", allocation, ALLOCATIONS)
+    seen = walk(read(work, given.whole, dynamic_batch=False), exact=wanted.exact)
+    coupling = find_groups(seen, work, named=wanted.embeddings, exclude=wanted.exclude)
     while True:
         if not coupling.groups:
             raise BadInput(_nothing(coupling))
-        cost = costs.parameters(coupling, work) if measure == "parameters" else costs.multiply_adds(coupling)
-        whole = cost(costs.everything(coupling))
-        scores = SCORES[score](Seen(work, coupling, [], loss, seed))
-        least = [1] * len(coupling.groups)
-        counts = ALLOCATIONS[allocation](coupling, scores, cost, fraction * whole, least, multiple)
-        keep = {at: best(scores[at], count) for at, count in enumerate(counts)}
-        stays = coupling.kept(keep)
+        chosen = _choose(work, coupling, shares, batches, wanted)
+        stays = coupling.kept({at: best(chosen.scores[at], count) for at, count in enumerate(chosen.counts)})
         try:
             cut, _ = _surgery.operate(model, coupling, stays, given)
             break
         except BadInput as error:
             coupling = _without_failing(work, coupling, given, error)
-    rows = tuple(Row(g.name, g.kind, len(g), count) for g, count in zip(coupling.groups, counts))
+    if batches and wanted.recover:
+        _recovered(cut.model, work, coupling, stays, batches)
+    rows = tuple(
+        Row(group.name, group.kind, len(group), count, damage)
+        for group, count, damage in zip(coupling.groups, chosen.counts, chosen.damage)
+    )
     masks = _surgery.masks_of(model, coupling, stays)
-    share = cost(stays) / whole
-    return Removal(model, coupling, stays, given, masks, rows, share, tuple(coupling.fixed), cut)
+    return Removal(model, coupling, stays, given, masks, rows, chosen.share, tuple(coupling.fixed), cut)
+
+
+@dataclass(frozen=True, eq=False)
+class _Choice:
+    scores: list[Array]
+    counts: list[int]
+    damage: list[float | None]
+    share: float
+
+
+def _choose(
+    model: nn.Module,
+    coupling: Coupling,
+    shares: float | Mapping[str, float],
+    batches: list[Batch],
+    options: Options,
+) -> _Choice:
+    """Scores and widths."""
+    cost = costs.parameters(coupling, model) if options.measure == "parameters" else costs.multiply_adds(coupling)
+    whole = cost(costs.full(coupling))
+    score = options.score or ("reconstruction" if batches else "magnitude")
+    allocation = options.allocation or ("damage" if batches else "uniform")
+    least = [1] * len(coupling.groups)
+    harm: list[Array] | None = None
+    known = study(model, coupling, batches, options.seed) if batches and score == "reconstruction" else None
+    if known is not None:
+        scores = [each.scores for each in known.eliminations]
+    else:
+        scores = SCORES[score](Seen(model, coupling, batches, options.loss, options.seed))
+    if isinstance(shares, Mapping):
+        counts = _named_counts(coupling, shares, options.multiple)
+    elif allocation == "damage":
+        known = known or study(model, coupling, batches, options.seed)
+        harm = damages(model, coupling, known, batches)
+        counts = least_damage(coupling, harm, cost, shares * whole, least, options.multiple)
+    else:
+        counts = ALLOCATIONS[allocation](coupling, scores, cost, shares * whole, least, options.multiple)
+    damage: list[float | None] = [None] * len(counts)
+    if harm is not None:
+        each = [float(curve[count]) for curve, count in zip(harm, counts)]
+        damage = [value / max(sum(each), 1e-300) for value in each]
+    return _Choice(scores, counts, damage, cost(counts) / whole)
+
+
+def _named_counts(coupling: Coupling, shares: Mapping[str, float], multiple: int) -> list[int]:
+    counts = costs.full(coupling)
+    for glob, share in shares.items():
+        hit = [at for at, g in enumerate(coupling.groups) if any(matches(maker, glob) for maker in g.makers)]
+        if not hit:
+            raise BadInput(
+                f"The fractions name {glob!r}, which matches no group; there are "
+                f"{listing([group.name for group in coupling.groups])}."
+            )
+        for at in hit:
+            wanted = max(1, round(share * len(coupling.groups[at]) / multiple)) * multiple
+            counts[at] = min(wanted, len(coupling.groups[at]))
+    return equalised(coupling, counts)
+
+
+def _recovered(small: nn.Module, model: nn.Module, coupling: Coupling, stays: Array, batches: list[Batch]) -> None:
+    """Solve the smaller model's layers on the data, in place; what does not bring it nearer is undone."""
+    flags = [(module, module.training) for module in small.modules()]
+    small.eval()
+    try:
+        wanted = answers(model, batches)
+        before, old = copy.deepcopy(small.state_dict()), distance(small, wanted, batches)
+        solve(small, model, coupling, stays, solvable(small, coupling), batches[0])
+        recalibrate(small, wanted, batches)
+        if not distance(small, wanted, batches) < old:
+            small.load_state_dict(before)
+            recalibrate(small, wanted, batches)
+    finally:
+        for module, flag in flags:
+            module.training = flag
 
 
 def shrink(
     model: nn.Module,
-    fraction: float,
+    fraction: float | Mapping[str, float],
     *,
     example: Any,
     data: Any = None,
@@ -122,19 +219,88 @@ def shrink(
     exclude: Iterable[str] = (),
     **options: Any,
 ) -> nn.Module:
-    """A smaller ordinary network: of the same class, with the same keys."""
+    """A smaller ordinary network: channels, heads and neurons leave with everything that reads them.
+
+    What belongs together is read from the operators that run on the example, so that residual sums, concatenations,
+    grouped convolutions, norms and attention are understood whatever the modules are called. Before it is returned, the
+    smaller model is run and compared with the original under the same choice as masks.
+
+    Args:
+        model: Any module; it is not touched.
+        fraction: The share of the measure that stays, between 0 and 1; or {glob: share} of the units of named groups.
+        example: What the model is called with: a tensor, a tuple, or a dictionary by name. One or two rows are enough.
+        data: A data set or batches. With it the default score is "reconstruction", the default allocation "damage", and
+            the layers that stay are solved for, so that the outputs on the data stay.
+        score: "magnitude", "random", "taylor" or "reconstruction": which units of a group stay.
+        measure: "multiply-adds" or "parameters": what the fraction is a fraction of.
+        exclude: Names and globs of layers whose own outputs stay.
+        options: `allocation`: "uniform", "global" or "damage"; `embeddings`: names and globs of embeddings whose
+            columns may leave; `exact=False`: also narrow what layer norms see, which zeros cannot imitate; `multiple`:
+            widths are multiples of this; `samples`: rows of data that are looked at; `recover=False`: leave the weights
+            as they are; `loss` for "taylor"; `seed`.
+
+    Returns:
+        A model of the same class with the same keys.
+
+    Raises:
+        BadInput: The fraction cannot be reached, the model cannot be read, or names match nothing.
+
+    Example:
+        >>> import torch, prunus
+        >>> model = prunus.models.make("resnet20", seed=0).eval()
+        >>> small = prunus.shrink(model, 0.5, example=torch.zeros(1, 3, 32, 32))
+        >>> small(torch.zeros(1, 3, 32, 32)).shape
+        torch.Size([1, 10])
+        >>> small.layer1[0].conv1
+        Conv2d(11, 11, kernel_size=(3, 3), stride=(1, 1), padding=(1, 1), bias=False)
+    """
     return find_removal(
         model, fraction, example=example, data=data, score=score, measure=measure, exclude=exclude, **options
     ).apply()
 
 
-def _check(fraction: object, measure: str, multiple: int) -> float:
+def _options(given: Mapping[str, Any]) -> Options:
+    names = [each.name for each in fields(Options)]
+    for name in given:
+        if name not in names:
+            raise UnknownName("option of shrink", name, names)
+    globs = {name: _globs(given[name]) for name in ("exclude", "embeddings") if name in given}
+    options = Options(**{**given, **globs})
+    if options.score is not None and options.score not in (*SCORES, "reconstruction"):
+        raise UnknownName("score", options.score, [*SCORES, "reconstruction"])
+    if options.allocation is not None and options.allocation not in ALLOCATIONS:
+        raise UnknownName("allocation", options.allocation, ALLOCATIONS)
+    if options.measure not in MEASURES:
+        raise UnknownName("measure", options.measure, MEASURES)
+    if not isinstance(options.multiple, int) or options.multiple < 1:
+        raise BadInput(f"multiple is a whole number of at least 1, not {options.multiple!r}.")
+    return options
+
+
+def _batches(data: Any, options: Options) -> list[Batch]:
+    """The first rows of the data, as one batch where they fit together."""
+    if data is None:
+        for name, value in (("score", options.score), ("allocation", options.allocation)):
+            if value in ("taylor", "reconstruction", "damage"):
+                raise BadInput(f'The {name} {value!r} needs data: give data=, or take "magnitude" and "uniform".')
+        return []
+    found: list[Batch] = []
+    for batch in batches(data, size=min(options.samples, 128), shuffle=True, seed=options.seed):
+        found.append(batch)
+        if sum(each.size for each in found) >= options.samples:
+            break
+    return joined(found)
+
+
+def _check(fraction: object, options: Options) -> float | Mapping[str, float]:
+    if isinstance(fraction, Mapping):
+        for name, share in fraction.items():
+            _check(share, options)
+            if not isinstance(name, str):
+                raise BadInput(f"Fractions by name need names of layers, not {name!r}.")
+        return fraction
     if isinstance(fraction, bool) or not isinstance(fraction, (int, float)) or not 0 < fraction < 1:
         raise BadInput(f"The fraction is what stays and must lie between 0 and 1, not {fraction!r}.")
-    if measure not in MEASURES:
-        raise UnknownName("measure", measure, MEASURES)
-    if not isinstance(multiple, int) or multiple < 1:
-        raise BadInput(f"multiple is a whole number of at least 1, not {multiple!r}.")
     return float(fraction)
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from prunus.errors import BadInput
 from prunus.structure._labels import Array
-from prunus.structure.costs import Cost
+from prunus.structure.costs import Cost, full
 from prunus.structure.groups import Coupling
 
 Counts = list[int]
@@ -21,18 +21,13 @@ def best(scores: Array, count: int) -> Array:
     return mask
 
 
-def choice(coupling: Coupling, scores: Sequence[Array], counts: Counts) -> Array:
-    """Which classes stay when group g keeps its `counts[g]` best units."""
-    return coupling.kept({at: best(scores[at], count) for at, count in enumerate(counts)})
-
-
 def uniform(coupling: Coupling, scores: Sequence[Array], cost: Cost, target: float, least: Counts, step: int) -> Counts:
     """Every group keeps the same share of its units."""
 
     def counts(share: float) -> Counts:
         return [_rounded(share * len(g), len(g), low, step) for g, low in zip(coupling.groups, least)]
 
-    return _settled(coupling, scores, cost, target, counts, step)
+    return _settled(coupling, cost, target, counts, step)
 
 
 def overall(coupling: Coupling, scores: Sequence[Array], cost: Cost, target: float, least: Counts, step: int) -> Counts:
@@ -45,7 +40,7 @@ def overall(coupling: Coupling, scores: Sequence[Array], cost: Cost, target: flo
         found = [_rounded(float((each >= threshold).sum()), len(each), low, step) for each, low in zip(relative, least)]
         return equalised(coupling, found)
 
-    return _settled(coupling, scores, cost, target, counts, step)
+    return _settled(coupling, cost, target, counts, step)
 
 
 def equalised(coupling: Coupling, counts: Counts) -> Counts:
@@ -66,7 +61,6 @@ def _rounded(wanted: float, size: int, least: int, step: int) -> int:
 
 def _settled(
     coupling: Coupling,
-    scores: Sequence[Array],
     cost: Cost,
     target: float,
     counts: Callable[[float], Counts],
@@ -74,10 +68,10 @@ def _settled(
 ) -> Counts:
     """The largest share whose cost is within the target, then single steps back up while they fit."""
     low, high = 0.0, 1.0
-    reach(coupling, scores, cost, counts(low), target)
+    reach(coupling, cost, counts(low), target)
     for _ in range(40):
         middle = (low + high) / 2
-        if cost(choice(coupling, scores, counts(middle))) <= target:
+        if cost(counts(middle)) <= target:
             low = middle
         else:
             high = middle
@@ -88,16 +82,16 @@ def _settled(
         if at in tied or found[at] >= min(more[at], len(coupling.groups[at])):
             continue
         raised = [*found[:at], min(found[at] + step, len(coupling.groups[at])), *found[at + 1 :]]
-        if cost(choice(coupling, scores, raised)) <= target:
+        if cost(raised) <= target:
             found = raised
     return found
 
 
-def reach(coupling: Coupling, scores: Sequence[Array], cost: Cost, counts: Counts, target: float) -> None:
+def reach(coupling: Coupling, cost: Cost, counts: Counts, target: float) -> None:
     """Refuse a target that even the smallest allowed widths miss."""
-    smallest = cost(choice(coupling, scores, counts))
+    smallest = cost(counts)
     if smallest > target:
-        whole = cost(np.ones(coupling.number, dtype=bool))
+        whole = cost(full(coupling))
         blocked = "; ".join(f"{each.name} ({each.reason})" for each in coupling.fixed[:3])
         more = f" and {len(coupling.fixed) - 3} more" if len(coupling.fixed) > 3 else ""
         raise BadInput(
@@ -107,4 +101,49 @@ def reach(coupling: Coupling, scores: Sequence[Array], cost: Cost, counts: Count
         )
 
 
-ALLOCATIONS = {"uniform": uniform, "global": overall}
+def least_damage(
+    coupling: Coupling, damages: Sequence[Array], cost: Cost, target: float, least: Counts, step: int
+) -> Counts:
+    """Widths with little damage: again and again the step that costs least damage for what it saves.
+
+    `damages[g][k]` is the damage of group g with k units left. Tied groups move together. Steps of several sizes are
+    compared, so that a flat stretch behind a small hill is found.
+    """
+    tied = {at for tie in coupling.ties for at in tie}
+    variables = [*coupling.ties, *[[at] for at in range(len(coupling.groups)) if at not in tied]]
+    counts = full(coupling)
+    reach(coupling, cost, list(least), target)
+    now = cost(counts)
+    while now > target:
+        best_ratio, chosen, chosen_cost = float("inf"), counts, now
+        for variable in variables:
+            first = variable[0]
+            for width in _steps(len(coupling.groups[first]), counts[first], least[first], step):
+                trial = list(counts)
+                for at in variable:
+                    trial[at] = width
+                price = cost(trial)
+                harm = sum(float(damages[at][width] - damages[at][counts[at]]) for at in variable)
+                ratio = max(harm, 0.0) / max(now - price, 1e-300)
+                if now - price > 0 and ratio < best_ratio:
+                    best_ratio, chosen, chosen_cost = ratio, trial, price
+        if chosen is counts:
+            break
+        counts, now = chosen, chosen_cost
+    return counts
+
+
+def _steps(size: int, count: int, least: int, step: int) -> list[int]:
+    """Widths below `count`: one grain less, two, four, ..."""
+    grain = max(step, size // 48, 1)
+    widths = []
+    jump = grain
+    while count - jump >= least:
+        aligned = (count - jump) // step * step if step > 1 else count - jump
+        if least <= aligned < count:
+            widths.append(aligned)
+        jump *= 2
+    return widths
+
+
+ALLOCATIONS = {"uniform": uniform, "global": overall, "damage": least_damage}
