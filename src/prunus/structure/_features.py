@@ -75,7 +75,8 @@ class Solvable:
             wide = wide.unfold(at + 2, span, stride)[..., ::dilation]
         sides = wide.shape[2 : 2 + len(module.kernel_size)]
         places = _sample(sides.numel(), max(1, ROWS // len(x)), seed)
-        picked = wide[:, :, *torch.unravel_index(places, sides)]  # (batch, inputs, places, *kernel)
+        where = torch.unravel_index(places, sides)
+        picked = wide[(slice(None), slice(None), *where)]  # (batch, inputs, places, *kernel)
         return picked.transpose(1, 2).reshape(len(x) * len(places), -1)
 
 
