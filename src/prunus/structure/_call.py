@@ -55,3 +55,24 @@ def outputs(model: nn.Module, example: Example) -> list[Tensor]:
     if isinstance(result, Mapping):
         result = dict(result)
     return [value for value in pytree.tree_leaves(result) if isinstance(value, Tensor)]
+
+
+def run_once(model: nn.Module, example: Any) -> list[Tensor]:
+    """The tensors that a model returns for an example, without gradients.
+
+    Args:
+        model: Any module.
+        example: A tensor, a tuple, or a dictionary by name.
+
+    Returns:
+        All tensors among the outputs.
+
+    Raises:
+        BadInput: The example holds no tensor.
+
+    Example:
+        >>> import torch
+        >>> [tuple(each.shape) for each in run_once(torch.nn.Linear(4, 2), torch.zeros(3, 4))]
+        [(3, 2)]
+    """
+    return outputs(model, example_for(model, example))

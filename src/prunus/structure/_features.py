@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -75,8 +76,8 @@ class Solvable:
             wide = wide.unfold(at + 2, span, stride)[..., ::dilation]
         sides = wide.shape[2 : 2 + len(module.kernel_size)]
         places = _sample(sides.numel(), max(1, ROWS // len(x)), seed)
-        where = torch.unravel_index(places, sides)
-        picked = wide[(slice(None), slice(None), *where)]  # (batch, inputs, places, *kernel)
+        where: Any = (slice(None), slice(None), *torch.unravel_index(places, sides))
+        picked = wide[where]  # (batch, inputs, places, *kernel)
         return picked.transpose(1, 2).reshape(len(x) * len(places), -1)
 
 

@@ -1,0 +1,177 @@
+"""`prunus shrink`: a smaller ordinary network, and what it costs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+
+from prunus.cli.options import Data, DataDir, Exclude, Json, Model, Seed, Weights
+
+
+def shrink(
+    model: Model,
+    *,
+    fraction: Annotated[float, Parameter(help="The share of the measure that stays, between 0 and 1.")] = 0.5,
+    measure: Annotated[str, Parameter(help="multiply-adds or parameters.")] = "multiply-adds",
+    score: Annotated[
+        str | None, Parameter(help="magnitude, random, taylor or reconstruction (the default with data).")
+    ] = None,
+    allocation: Annotated[str | None, Parameter(help="uniform, global, or damage (the default with data).")] = None,
+    samples: Annotated[int, Parameter(help="How many rows of the training data are looked at.")] = 512,
+    multiple: Annotated[int, Parameter(help="Widths are multiples of this.")] = 1,
+    exclude: Exclude | None = None,
+    input: Annotated[str | None, Parameter(help="Shape of one input, as 3x224x224, for a model of your own.")] = None,
+    weights: Weights = None,
+    data: Data = None,
+    data_dir: DataDir = None,
+    output: Annotated[
+        Path | None, Parameter(alias="-o", help="Where the smaller model goes (safetensors); masks go beside it.")
+    ] = None,
+    seed: Seed = 0,
+    json: Json = False,
+) -> None:
+    """Remove channels, heads and neurons: a smaller ordinary network.
+
+    Prints a table by group: how many units it had and keeps, and its share of the damage. With data, what stays is
+    solved for on the training data, and the accuracy on the test data is given before and after. Times are of one
+    input, measured in turns. With `-o`, writes `NAME.safetensors` (read it with `prunus.structure.load`) and
+    `NAME.masks.safetensors`, the same choice as zeros.
+
+    Example: `prunus shrink fc:64-300-100-10 --data digits --fraction 0.3 --samples 256 -o small.safetensors`
+    """
+    import torch
+
+    from prunus.models import resolve
+    from prunus.structure import find_removal
+
+    torch.manual_seed(seed)
+    network = resolve(model, str(weights) if weights else None).eval()
+    train, test = _data(data, data_dir)
+    example = _example(network, train, input)
+    removal = find_removal(
+        network,
+        fraction,
+        example=example,
+        data=train,
+        measure=measure,
+        score=score,
+        allocation=allocation,
+        exclude=tuple(exclude or ()),
+        samples=samples,
+        multiple=multiple,
+        seed=seed,
+    )
+    small = removal.apply()
+    record = {
+        "model": model,
+        "measure": measure,
+        "share": removal.share,
+        "parameters_before": _count(network),
+        "parameters_after": _count(small),
+        "groups": [vars(row) for row in removal.rows],
+        "fixed": [vars(each) for each in removal.fixed],
+        **_accuracies(network, small, test, quiet=json),
+        **_times(network, small, example),
+        **_write(small, removal.masks, output),
+    }
+    _print(record, json)
+
+
+def _count(network: Any) -> int:
+    return sum(parameter.numel() for parameter in network.parameters())
+
+
+def _data(name: str | None, folder: Path | None) -> tuple[Any, Any]:
+    if name is None:
+        return None, None
+    from prunus.cli._training import data_pair
+
+    return data_pair(name, folder)
+
+
+def _example(network: Any, train: Any, shape: str | None) -> Any:
+    """One input: of the data, of the shape that is given, or of what the network is known to take."""
+    from prunus.adapters import example_input
+    from prunus.errors import BadInput
+
+    if train is not None:
+        from prunus.cli._training import fitting_example
+
+        return fitting_example(network, train)
+    if shape is None:
+        return example_input(network)
+    try:
+        sizes = [int(size) for size in shape.split("x")]
+    except ValueError:
+        raise BadInput(f"--input {shape!r} is not a shape: write sizes with x between them, as in 3x224x224.") from None
+    return example_input(network, shape=sizes)
+
+
+def _accuracies(network: Any, small: Any, test: Any, quiet: bool) -> dict[str, float]:
+    if test is None:
+        return {}
+    from prunus.cli.output import progress
+    from prunus.training import accuracy
+
+    with progress("measuring accuracy", 2, quiet) as advance:
+        before = accuracy(network, test)
+        advance()
+        after = accuracy(small.eval(), test)
+        advance()
+    return {"accuracy_before": before, "accuracy_after": after}
+
+
+def _times(network: Any, small: Any, example: Any, rounds: int = 15) -> dict[str, float]:
+    """Median seconds of one call, the two models in turns."""
+    import statistics
+    import time
+
+    from prunus.structure import run_once
+
+    found: tuple[list[float], list[float]] = ([], [])
+    for turn in range(rounds + 2):
+        for at, one in enumerate((network, small)):
+            start = time.perf_counter()
+            run_once(one, example)
+            if turn >= 2:
+                found[at].append(time.perf_counter() - start)
+    return {"seconds_before": statistics.median(found[0]), "seconds_after": statistics.median(found[1])}
+
+
+def _write(small: Any, masks: Any, output: Path | None) -> dict[str, str]:
+    if output is None:
+        return {}
+    from prunus.structure import save
+
+    beside = output.with_name(f"{output.stem}.masks.safetensors")
+    save(small, output)
+    masks.save(beside)
+    return {"model_file": str(output), "masks_file": str(beside)}
+
+
+def _print(record: dict[str, Any], json: bool) -> None:
+    from prunus.cli.output import console, print_json, print_table
+
+    if json:
+        print_json(record)
+        return
+    measured = any(row["damage"] is not None for row in record["groups"])
+    table = [
+        [row["name"], row["kind"], row["before"], row["after"], *([f"{row['damage']:.1%}"] if measured else [])]
+        for row in record["groups"]
+    ]
+    print_table(["group", "kind", "before", "after", *(["damage"] if measured else [])], table, left=(0, 1))
+    out = console()
+    out.print(f"{record['measure']}: {record['share']:.1%} left")
+    out.print(f"parameters: {record['parameters_before']:,} before, {record['parameters_after']:,} after")
+    out.print(
+        f"one input: {record['seconds_before'] * 1e3:.2f} ms before, {record['seconds_after'] * 1e3:.2f} ms after"
+    )
+    if "accuracy_before" in record:
+        out.print(
+            f"accuracy: {record['accuracy_before']:.2%} before, {record['accuracy_after']:.2%} after (no training)"
+        )
+    if "model_file" in record:
+        out.print(f"wrote {record['model_file']} and {record['masks_file']}")

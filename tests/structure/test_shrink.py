@@ -1,0 +1,194 @@
+"""Shrinking: exact against masks, honest about what is fixed, and harmless to the model it is given."""
+
+from __future__ import annotations
+
+import copy
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import prunus
+from prunus.structure import find_removal, load, save
+
+
+def count(model: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def gap(left: Tensor, right: Tensor) -> float:
+    return float((left - right).abs().max() / right.abs().max())
+
+
+@pytest.mark.parametrize("name", ["fc:16-48-32-4", "lenet5", "resnet20", "lstm:vocabulary=50", "vgg11:width=0.25"])
+def test_zoo_networks_keep_class_keys_and_outputs(name: str) -> None:
+    model = _zoo(name)
+    example = prunus.adapters.example_input(model) if "lstm" not in name else torch.randint(1, 50, (2, 9))
+    before = copy.deepcopy(model.state_dict())
+    removal = find_removal(model, 0.5, example=example)
+    small = removal.apply()
+    assert type(small) is type(model)
+    assert list(small.state_dict()) == list(model.state_dict())
+    assert 0.4 < removal.share <= 0.5
+    assert count(small) < count(model)
+    masked = removal.masks.apply_(copy.deepcopy(model))
+    with torch.no_grad():
+        assert gap(small(example), masked(example)) < 1e-4
+    small(example).sum().backward()
+    assert all(parameter.grad is not None for parameter in small.parameters())
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+
+
+def _zoo(name: str) -> nn.Module:
+    try:
+        return prunus.models.make(name, seed=0).eval()
+    except prunus.BadInput:
+        return prunus.models.make(name.partition(":")[0], seed=0).eval()
+
+
+def test_parameters_are_a_measure_too() -> None:
+    model = prunus.models.make("fc:16-64-64-4", seed=0).eval()
+    small = prunus.shrink(model, 0.5, example=torch.zeros(1, 16), measure="parameters")
+    assert 0.45 * count(model) < count(small) <= 0.5 * count(model)
+
+
+def test_excluded_layers_keep_their_outputs() -> None:
+    model = prunus.models.make("fc:16-64-64-4", seed=0).eval()
+    removal = find_removal(model, 0.6, example=torch.zeros(1, 16), exclude=("layers.0",))
+    assert [row.name for row in removal.rows] == ["layers.1"]
+    assert removal.apply().layers[0].out_features == 64
+
+
+def test_same_seed_same_bytes() -> None:
+    model = prunus.models.make("lenet5", seed=0).eval()
+    one, two = (prunus.shrink(model, 0.5, example=torch.zeros(1, 1, 28, 28), score="random", seed=3) for _ in range(2))
+    assert all(torch.equal(one.state_dict()[key], value) for key, value in two.state_dict().items())
+
+
+def test_widths_are_multiples_when_asked() -> None:
+    model = prunus.models.make("fc:16-64-64-4", seed=0).eval()
+    removal = find_removal(model, 0.5, example=torch.zeros(1, 16), multiple=8)
+    assert all(row.after % 8 == 0 for row in removal.rows)
+    assert removal.share <= 0.5
+
+
+def test_fractions_by_name() -> None:
+    model = prunus.models.make("fc:16-64-64-4", seed=0).eval()
+    removal = find_removal(model, {"layers.1": 0.25}, example=torch.zeros(1, 16))
+    assert [(row.before, row.after) for row in removal.rows] == [(64, 64), (64, 16)]
+
+
+def test_tied_weights_stay_tied() -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up, self.down = nn.Linear(6, 20, bias=False), nn.Linear(6, 20, bias=False)
+            self.down.weight = self.up.weight
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.relu(self.up(x)) @ self.down.weight
+
+    small = prunus.shrink(Tied().eval(), 0.5, example=torch.randn(2, 6))
+    assert small.up.weight is small.down.weight
+    assert small.up.weight.shape == (10, 6)
+
+
+def test_a_size_written_in_the_code_is_found_and_named() -> None:
+    class Stubborn(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b, self.c = nn.Linear(8, 24), nn.Linear(24, 24), nn.Linear(24, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = torch.relu(self.a(x)).view(-1, 24)
+            return self.c(torch.relu(self.b(x)))
+
+    removal = find_removal(Stubborn().eval(), 0.7, example=torch.randn(2, 8))
+    assert [row.name for row in removal.rows] == ["b"]
+    assert any(each.name == "a" and "Stubborn" in each.reason for each in removal.fixed)
+    with pytest.raises(prunus.BadInput, match="cannot be brought"):
+        prunus.shrink(Stubborn().eval(), 0.1, example=torch.randn(2, 8))
+
+
+def test_data_makes_it_better_than_magnitude() -> None:
+    train, test = prunus.data.load("digits", split="train"), prunus.data.load("digits", split="test")
+    model = prunus.models.make("fc:64-96-48-10", seed=0)
+    prunus.training.fit(model, train, length="6ep")
+    model.eval()
+    example = torch.zeros(1, 64)
+    plain = prunus.shrink(model, 0.2, example=example)
+    solved = prunus.shrink(model, 0.2, example=example, data=train, samples=384)
+    accuracy = prunus.training.accuracy
+    assert accuracy(solved, test) > accuracy(plain, test)
+    assert accuracy(solved, test) > accuracy(model, test) - 0.05
+    taylor = prunus.shrink(model, 0.2, example=example, data=train, score="taylor", allocation="global")
+    assert accuracy(taylor, test) > 0.5
+
+
+def test_masks_of_a_removal_can_be_certified() -> None:
+    model = prunus.models.make("fc:6-16-3", seed=0).eval()
+    removal = find_removal(model, 0.5, example=torch.zeros(1, 6))
+    certificate = prunus.certify(model, removal.masks, prunus.Ball(radius=0.5))
+    inputs = torch.nn.functional.normalize(torch.randn(200, 6)) * 0.5
+    with torch.no_grad():
+        worst = float((model(inputs) - removal.apply()(inputs)).norm(dim=1).max())
+    assert worst <= certificate.bound * (1 + 1e-5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"fraction": 0.0}, "between 0 and 1"),
+        ({"fraction": 1.0}, "between 0 and 1"),
+        ({"fraction": float("nan")}, "between 0 and 1"),
+        ({"fraction": True}, "between 0 and 1"),
+        ({"example": None}, "example"),
+        ({"example": torch.zeros(1, 7)}, "does not run"),
+        ({"measure": "speed"}, "multiply-adds"),
+        ({"score": "taylor"}, "needs data"),
+        ({"score": "magnitud"}, "did you mean 'magnitude'"),
+        ({"exclude": ("nothing",)}, "matches no layer"),
+        ({"exclude": ("*",)}, "nothing to remove"),
+        ({"fraction": {"missing": 0.5}}, "matches no group"),
+        ({"multiple": 0}, "at least 1"),
+        ({"colour": "red"}, "option of shrink"),
+    ],
+)
+def test_bad_input_is_one_sentence(changes: dict[str, Any], text: str) -> None:
+    model = prunus.models.make("fc:6-16-3", seed=0).eval()
+    arguments: dict[str, Any] = {"fraction": 0.5, "example": torch.zeros(1, 6), **changes}
+    with pytest.raises(prunus.BadInput, match=text):
+        prunus.shrink(model, arguments.pop("fraction"), **arguments)
+
+
+def test_saved_models_load_in_a_fresh_process(tmp_path: Path) -> None:
+    model = prunus.models.make("resnet20", seed=0).eval()
+    small = prunus.shrink(model, 0.5, example=torch.zeros(1, 3, 32, 32))
+    save(small, tmp_path / "small.safetensors")
+    code = (
+        "import torch, prunus\n"
+        "with torch.device('meta'): model = prunus.models.make('resnet20')\n"
+        "model = prunus.structure.load('small.safetensors', model).eval()\n"
+        "torch.manual_seed(1); print(model(torch.randn(1, 3, 32, 32)).double().sum().item())"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, env={**os.environ}, timeout=120
+    )
+    assert result.returncode == 0, result.stderr[-1500:]
+    torch.manual_seed(1)
+    with torch.no_grad():
+        assert float(result.stdout) == pytest.approx(small(torch.randn(1, 3, 32, 32)).double().sum().item(), abs=1e-5)
+
+
+def test_a_file_of_another_model_is_refused(tmp_path: Path) -> None:
+    save(prunus.models.make("fc:6-16-3"), tmp_path / "one.safetensors")
+    with pytest.raises(prunus.BadInput, match="another model"):
+        load(tmp_path / "one.safetensors", prunus.models.make("lenet5"))
+    (tmp_path / "two.safetensors").write_bytes(b"nothing")
+    with pytest.raises(prunus.BadFile):
+        load(tmp_path / "two.safetensors", prunus.models.make("lenet5"))
