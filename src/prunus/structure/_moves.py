@@ -175,7 +175,7 @@ def laid_out(labels: Labels, move: Callable[[Tensor], Tensor]) -> Labels | None:
     blocks: list[Block] = []
     shape: tuple[int, ...] = ()
     for block in labels.blocks or (Block((), np.empty((), np.int64)),):
-        full = torch.from_numpy(np.ascontiguousarray(block.atoms)).reshape(
+        full = torch.from_numpy(np.array(block.atoms)).reshape(
             [labels.shape[dim] if dim in block.dims else 1 for dim in range(labels.ndim)]
         )
         moved = move(full.expand(labels.shape))

@@ -18,6 +18,7 @@ from prunus.graph import read
 from prunus.layers import listing, matches
 from prunus.structure import _surgery, costs
 from prunus.structure._call import Example, example_for
+from prunus.structure._config import configured, tie_layers, update_config
 from prunus.structure._damage import damages, study
 from prunus.structure._features import solvable
 from prunus.structure._labels import Array
@@ -50,6 +51,7 @@ class Removal:
         rows: One line for each group: name, kind, before, after, damage.
         share: What is left of the measure, at most the fraction asked for.
         fixed: Layers whose outputs cannot be removed, with the reason.
+        configured: Whether a Hugging Face configuration says the new sizes, so that `from_pretrained` reads the model.
     """
 
     model: nn.Module
@@ -60,6 +62,7 @@ class Removal:
     rows: tuple[Row, ...]
     share: float
     fixed: tuple[Fixed, ...]
+    configured: bool
     _cut: _surgery.Cut = field(repr=False)
 
     def apply(self) -> nn.Module:
@@ -80,6 +83,7 @@ class Options:
     multiple: int = 1
     samples: int = 512
     recover: bool = True
+    per_layer: bool = False
     loss: Callable[[Tensor, Tensor], Tensor] | None = None
     seed: int = 0
 
@@ -114,6 +118,8 @@ def find_removal(
     given = example_for(work, example)
     seen = walk(read(work, given.whole, dynamic_batch=False), exact=wanted.exact)
     coupling = find_groups(seen, work, named=wanted.embeddings, exclude=wanted.exclude)
+    if configured(work) and not wanted.per_layer:
+        tie_layers(coupling)
     while True:
         if not coupling.groups:
             raise BadInput(_nothing(coupling))
@@ -124,6 +130,7 @@ def find_removal(
             break
         except BadInput as error:
             coupling = _without_failing(work, coupling, given, error)
+    plain = configured(cut.model) and update_config(cut.model, coupling, chosen.counts)
     if batches and wanted.recover:
         _recovered(cut.model, work, coupling, stays, batches)
     rows = tuple(
@@ -131,7 +138,7 @@ def find_removal(
         for group, count, damage in zip(coupling.groups, chosen.counts, chosen.damage)
     )
     masks = _surgery.masks_of(model, coupling, stays)
-    return Removal(model, coupling, stays, given, masks, rows, chosen.share, tuple(coupling.fixed), cut)
+    return Removal(model, coupling, stays, given, masks, rows, chosen.share, tuple(coupling.fixed), plain, cut)
 
 
 @dataclass(frozen=True, eq=False)
@@ -237,7 +244,8 @@ def shrink(
         options: `allocation`: "uniform", "global" or "damage"; `embeddings`: names and globs of embeddings whose
             columns may leave; `exact=False`: also narrow what layer norms see, which zeros cannot imitate; `multiple`:
             widths are multiples of this; `samples`: rows of data that are looked at; `recover=False`: leave the weights
-            as they are; `loss` for "taylor"; `seed`.
+            as they are; `per_layer=True`: alike layers of a Hugging Face model may differ, which its
+            configuration cannot say; `loss` for "taylor"; `seed`.
 
     Returns:
         A model of the same class with the same keys.

@@ -76,15 +76,23 @@ def _settled(
         else:
             high = middle
     found = counts(low)
-    tied = {at for tie in coupling.ties for at in tie}
     more = counts(min(1.0, low + 0.05))
-    for at in sorted(range(len(found)), key=lambda at: found[at] - more[at]):
-        if at in tied or found[at] >= min(more[at], len(coupling.groups[at])):
+    for variable in sorted(variables(coupling), key=lambda each: found[each[0]] - more[each[0]]):
+        first = variable[0]
+        if found[first] >= min(more[first], len(coupling.groups[first])):
             continue
-        raised = [*found[:at], min(found[at] + step, len(coupling.groups[at])), *found[at + 1 :]]
+        raised = list(found)
+        for at in variable:
+            raised[at] = min(found[at] + step, len(coupling.groups[at]))
         if cost(raised) <= target:
             found = raised
     return found
+
+
+def variables(coupling: Coupling) -> list[list[int]]:
+    """Groups that move together: ties, and every other group on its own."""
+    tied = {at for tie in coupling.ties for at in tie}
+    return [*coupling.ties, *[[at] for at in range(len(coupling.groups)) if at not in tied]]
 
 
 def reach(coupling: Coupling, cost: Cost, counts: Counts, target: float) -> None:
@@ -109,14 +117,13 @@ def least_damage(
     `damages[g][k]` is the damage of group g with k units left. Tied groups move together. Steps of several sizes are
     compared, so that a flat stretch behind a small hill is found.
     """
-    tied = {at for tie in coupling.ties for at in tie}
-    variables = [*coupling.ties, *[[at] for at in range(len(coupling.groups)) if at not in tied]]
+    together = variables(coupling)
     counts = full(coupling)
     reach(coupling, cost, list(least), target)
     now = cost(counts)
     while now > target:
         best_ratio, chosen, chosen_cost = float("inf"), counts, now
-        for variable in variables:
+        for variable in together:
             first = variable[0]
             for width in _steps(len(coupling.groups[first]), counts[first], least[first], step):
                 trial = list(counts)
