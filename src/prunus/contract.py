@@ -37,9 +37,6 @@ __all__ = [
 ]
 
 
-# ---------------------------------------------------------------------------------------- score x pattern x allocation
-
-
 @dataclass(frozen=True, eq=False)
 class ScoreContext:
     """What a score may use: the model, its prunable weights, data, a loss, and a seeded random generator.
@@ -81,7 +78,12 @@ Score = Callable[[ScoreContext], Mapping[str, Tensor]]
 
 @runtime_checkable
 class Pattern(Protocol):
-    """Which sets of zeros are allowed inside one weight tensor."""
+    """Which sets of zeros are allowed inside one weight tensor.
+
+    Example:
+        >>> isinstance(prunus.patterns.parse("2:4"), prunus.contract.Pattern)
+        True
+    """
 
     def mask(self, scores: Tensor, weight: Weight, sparsity: float, *, absolute: bool = False) -> Tensor:
         """Choose what is kept: as close to this fraction of zeros as the pattern allows; of equal scores the first.
@@ -155,9 +157,6 @@ def check_sparsity(value: object, where: str = "") -> float:
     if not 0 <= value < 1:
         raise BadInput(f"The sparsity{where} is {value}; it is the fraction of zeros and must lie in [0, 1).")
     return float(value)
-
-
-# ------------------------------------------------------------------------------------------------------------ duration
 
 
 @dataclass(frozen=True)

@@ -1,15 +1,12 @@
 """Exact selection: which entries are the smallest, counted exactly, ties by position.
 
 Pruning drops the `count` smallest scores, private sparsification keeps the `count` largest gradients, and balanced
-sparsity does the first inside every bank. All three need the same rule: entries are ordered by (score, position), so
-exactly the requested number goes whatever the ties, and what goes is what a stable ascending sort puts first. -0.0 and
-0.0 are equal.
+sparsity does the first inside every bank. One rule: entries are ordered by (score, position), so exactly the requested
+number goes, those that a stable ascending sort puts first. -0.0 and 0.0 are equal.
 
-Nothing here sorts all scores. A small sample gives a bracket that contains the threshold with near certainty (ledger
-N-12, item 4); one chunked pass counts what lies below and collects the few scores inside; the threshold is then exact,
-and a second pass writes the answer. Where the bracket misses, or holds too many scores because many are equal, it is
-narrowed and the pass repeated. The native module does the same on integer keys; the torch code below runs elsewhere, on
-any device, and gives the same answer bit by bit.
+Nothing here sorts all scores. A small sample gives a bracket that almost surely contains the threshold (ledger N-12,
+item 4); one chunked pass counts what lies below and collects what lies inside, a second writes the answer. Where the
+bracket misses or holds too many equal scores it is narrowed. The native module and the torch code agree bit by bit.
 """
 
 from __future__ import annotations
@@ -50,6 +47,10 @@ def drop_smallest(scores: Tensor | Sequence[Tensor], count: int, *, absolute: bo
 
     Returns:
         A boolean tensor of the shape and device of `scores`, or a list of them.
+
+    Example:
+        >>> prunus.select.drop_smallest(torch.tensor([3.0, 1.0, 2.0]), 1)
+        tensor([ True, False,  True])
     """
     tensors = [scores] if isinstance(scores, Tensor) else list(scores)
     flat = _flatten(tensors)
@@ -78,6 +79,10 @@ def top_indices(vector: Tensor, count: int, *, absolute: bool = True) -> Tensor:
 
     Returns:
         (count,) int64 on the device of `vector`.
+
+    Example:
+        >>> prunus.select.top_indices(torch.tensor([1.0, -3.0, 2.0]), 2)
+        tensor([1, 2])
     """
     (flat,) = _flatten([vector])
     count = _checked_count(count, flat.numel(), "keep")
@@ -114,6 +119,10 @@ def drop_smallest_in_banks(
 
     Returns:
         (rows, columns) boolean, on the device of `scores`.
+
+    Example:
+        >>> prunus.select.drop_smallest_in_banks(torch.tensor([[1.0, 2.0, 4.0, 3.0]]), [1, 1], 2)
+        tensor([[False,  True,  True, False]])
     """
     counts = _checked_banks(scores, drops, bank)
     rows, columns = scores.shape

@@ -20,6 +20,24 @@ def augment(
 
     `images` (N, C, H, W) -> the same shape; every image gets its own window and coin. `fill` is the value of the
     border, a number or one per channel; `Labelled.black` is what a black pixel becomes after normalisation.
+
+    Args:
+        images: (N, C, H, W).
+        generator: Source of the random choices; torch's global one unless given.
+        pad: Pixels of border on every side.
+        flip: Mirror half of the images.
+        fill: Value of the border, a number or one per channel.
+
+    Returns:
+        Images of the same shape.
+
+    Raises:
+        BadInput: The images are not (N, C, H, W), or the border does not fit.
+
+    Example:
+        >>> images = torch.zeros(2, 3, 32, 32)
+        >>> prunus.data.augment(images, torch.Generator().manual_seed(0)).shape
+        torch.Size([2, 3, 32, 32])
     """
     if images.dim() != 4:
         raise BadInput(

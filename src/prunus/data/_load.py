@@ -26,6 +26,10 @@ class Source:
 
     `expected` says which files are looked for, as part of a sentence; None where the set travels with the package.
     `input` is the shape of one example.
+
+    Example:
+        >>> prunus.data.describe("digits").classes
+        10
     """
 
     name: str
@@ -86,23 +90,61 @@ _HELD: WeakValueDictionary[tuple[str, str, str], Labelled] = WeakValueDictionary
 
 
 def names() -> tuple[str, ...]:
-    """The names `load` knows."""
+    """The names `load` knows.
+
+    Returns:
+        The names, sorted as they are listed.
+
+    Example:
+        >>> "digits" in prunus.data.names()
+        True
+    """
     return tuple(_SOURCES)
 
 
 def describe(name: str) -> Source:
-    """What is known about a data set before it is read."""
+    """What is known about a data set before it is read.
+
+    Args:
+        name: One of `names()`.
+
+    Returns:
+        The entry of the data set: title, splits, shape of an input, number of classes.
+
+    Raises:
+        UnknownName: There is no such data set.
+
+    Example:
+        >>> prunus.data.describe("cifar10").input
+        (3, 32, 32)
+    """
     if name not in _SOURCES:
         raise UnknownName("data set", name, _SOURCES)
     return _SOURCES[name]
 
 
 def load(name: str, split: str = "train", folder: str | os.PathLike[str] | None = None) -> Dataset[Any]:
-    """A data set of (input, label) pairs.
+    """Load a data set of (input, label) pairs.
 
-    `name` is one of `names()`, or "package.module:dataset" for the user's own: a torch Dataset, or a function that
-    returns one and may take `split` and `folder`. `folder` holds the files of the public sets, each set in a subfolder
-    of its name or directly; the default is the environment variable PRUNUS_DATA.
+    Args:
+        name: One of `names()`, or "package.module:dataset" for a data set of your own: a torch Dataset, or a
+            function that returns one and may take `split` and `folder`.
+        split: "train" or "test".
+        folder: Holds the files of the public sets, each set in a subfolder of its name or directly; the environment
+            variable PRUNUS_DATA unless given.
+
+    Returns:
+        A torch Dataset of (input, label).
+
+    Raises:
+        BadInput: The name or split is unknown, or the folder is not given.
+        BadFile: A file is missing or damaged.
+
+    Example:
+        >>> train = prunus.data.load("digits", split="train")
+        >>> image, label = train[0]
+        >>> image.shape, 0 <= label < 10
+        (torch.Size([64]), True)
     """
     if name not in _SOURCES and isinstance(name, str) and is_import_path(name):
         return _from_path(name, split, folder)

@@ -13,14 +13,22 @@ from torch.utils.data import Dataset
 class Labelled(Dataset[tuple[Tensor, int]]):
     """(input, label) pairs in memory.
 
-    raw      (n, ...): pixels as bytes, columns as integers, or token ids
-    labels   (n,), int64
-    mean, std: one number, or one per channel or column; an input is `(raw * scale - mean) / std` in float32.
-               None leaves the raw values (token ids) as int64.
-    classes  their names, in the order of the labels
-
     `data[i]` is (float32 tensor, int). `data.tensors` holds all inputs and labels, made once on first use;
     `data.batch(indices)` converts only what is asked for.
+
+    Args:
+        raw: (n, ...): pixels as bytes, columns as integers, or token ids.
+        labels: (n,), int64.
+        classes: Their names, in the order of the labels.
+        scale: An input is `(raw * scale - mean) / std` in float32.
+        mean: One number, or one per channel or column; None leaves the raw values (token ids) as int64.
+        std: The same.
+
+    Example:
+        >>> test = prunus.data.load("digits", split="test")
+        >>> inputs, labels = test.tensors
+        >>> inputs.shape[1:], len(test.classes)
+        (torch.Size([64]), 10)
     """
 
     def __init__(

@@ -65,7 +65,15 @@ _INITS: dict[str, Callable[[Tensor, int, int, torch.Generator | None], Tensor]] 
 
 
 def names() -> tuple[str, ...]:
-    """The names `initialise` and `make(init=...)` know."""
+    """The names `initialise` and `make(init=...)` know.
+
+    Returns:
+        The names.
+
+    Example:
+        >>> "signed_constant" in prunus.models.init_names()
+        True
+    """
     return tuple(_INITS)
 
 
@@ -73,6 +81,18 @@ def fans(module: nn.Module, weight: Tensor) -> tuple[int, int]:
     """(fan_in, fan_out) of one weight matrix or kernel of `module`.
 
     A weight is (out, in / groups, *taps); that of a transposed convolution is (in, out / groups, *taps).
+
+    Args:
+        module: The layer that holds the weight.
+        weight: One of its weights.
+
+    Returns:
+        (fan_in, fan_out).
+
+    Example:
+        >>> layer = torch.nn.Conv2d(3, 8, 5)
+        >>> prunus.models.fans(layer, layer.weight)
+        (75, 200)
     """
     taps = math.prod(weight.shape[2:])
     groups = getattr(module, "groups", 1)
@@ -87,6 +107,23 @@ def fill_(
     """Draw `weight` anew, in place, from the named distribution with these fans; returns it.
 
     Without a generator torch's global one is used. On the meta device there is nothing to draw.
+
+    Args:
+        weight: The tensor to fill.
+        name: One of `init_names()`.
+        fan_in: Inputs of one output.
+        fan_out: Outputs of one input, for the distributions that need it.
+        generator: Source of the draws.
+
+    Returns:
+        The same tensor.
+
+    Raises:
+        BadInput: The name is unknown, or a fan is missing.
+
+    Example:
+        >>> prunus.models.fill_(torch.empty(4, 4), "kaiming_normal", fan_in=4).shape
+        torch.Size([4, 4])
     """
     if name not in _INITS:
         raise UnknownName("initialisation", name, _INITS)
@@ -103,6 +140,23 @@ def initialise(
 
     The draws come from `generator`, or from a new one with `seed`, or else from torch's global generator. Tied weights
     are drawn once.
+
+    Args:
+        model: Any module.
+        name: One of `init_names()`.
+        seed: Seed of a new generator.
+        generator: Source of the draws; give this or `seed`.
+
+    Returns:
+        The same model.
+
+    Raises:
+        BadInput: The name is unknown, or both a seed and a generator are given.
+
+    Example:
+        >>> layer = prunus.models.initialise(torch.nn.Linear(4, 4), "signed_constant", seed=0)
+        >>> len(layer.weight.abs().unique())
+        1
     """
     if name not in _INITS:
         raise UnknownName("initialisation", name, _INITS)

@@ -40,6 +40,24 @@ def load_weights(model: nn.Module, path: str | os.PathLike[str]) -> nn.Module:
     tensor of the model, no other, each of the right shape and finite; only batch norm's `num_batches_tracked`, which
     old files lack, may be missing. On any error the model is as it was. A model on the meta device gets the file's
     tensors as its own.
+
+    Args:
+        model: The model to fill.
+        path: A safetensors file, or a torch file (read without running code).
+
+    Returns:
+        The same model.
+
+    Raises:
+        BadFile: The file is missing, damaged, or of another kind.
+        BadInput: Its tensors do not fit the model.
+
+    Example:
+        >>> model = prunus.models.make("fc:64-10", seed=0)
+        >>> path = prunus.models.save_weights(model, "fc.safetensors")
+        >>> other = prunus.models.load_weights(prunus.models.make("fc:64-10", seed=1), path)
+        >>> torch.equal(other.layers[0].weight, model.layers[0].weight)
+        True
     """
     file = Path(path)
     found = _plain(read_tensors(file))
@@ -62,6 +80,17 @@ def save_weights(model: nn.Module, path: str | os.PathLike[str]) -> Path:
     """Write all tensors of `model` as safetensors, with a digest, under its names without wrapper prefixes.
 
     The file appears complete or not at all. Tied weights are written under each of their names.
+
+    Args:
+        model: Any module.
+        path: Where to write. An existing file is replaced in one step.
+
+    Returns:
+        The path.
+
+    Example:
+        >>> prunus.models.save_weights(prunus.models.make("fc:64-10"), "fc.safetensors").name
+        'fc.safetensors'
     """
     return storage.write_tensors(path, _plain(model.state_dict()), _KIND)
 

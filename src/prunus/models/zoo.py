@@ -28,6 +28,10 @@ class Entry:
 
     `input` is the shape of one example (without the batch), `outputs` the number of logits;
     `build(width=..., **options)` makes it. For "fc" both follow from the sizes, so they are None here.
+
+    Example:
+        >>> prunus.models.describe("resnet20").outputs
+        10
     """
 
     name: str
@@ -78,12 +82,34 @@ _ZOO: dict[str, Entry] = {entry.name: entry for entry in _ENTRIES}
 
 
 def names() -> tuple[str, ...]:
-    """The names `make` knows."""
+    """The names `make` knows.
+
+    Returns:
+        The names.
+
+    Example:
+        >>> "resnet20" in prunus.models.names()
+        True
+    """
     return tuple(_ZOO)
 
 
 def describe(name: str) -> Entry:
-    """What the zoo knows about a name; of a one-string form, with the input and outputs that its options ask for."""
+    """What the zoo knows about a name; of a one-string form, with the input and outputs that its options ask for.
+
+    Args:
+        name: A name of the zoo, or its one-string form.
+
+    Returns:
+        The entry: builder, shape of an input, number of outputs.
+
+    Raises:
+        UnknownName: There is no such network.
+
+    Example:
+        >>> prunus.models.describe("fc:64-300-10").input
+        (64,)
+    """
     entry = _entry(name)
     return _described(entry, _check(entry, _parse(entry, name)) if ":" in name else {})
 
@@ -109,11 +135,27 @@ def _entry(name: str) -> Entry:
 def make(
     name: str, width: float = 1.0, init: str | None = None, *, seed: int | None = None, **options: Any
 ) -> nn.Module:
-    """A new network of the zoo.
+    """Build a new network of the zoo.
 
-    `name` may carry the options after a colon: "conv6:width=0.5", "resnet20:width=2,affine=false",
-    "fc:64-300-100-10". `width` scales the channels (ledger I-5); `init` names the initial weights
-    (`prunus.models.init`), None leaves torch's. With a `seed` the global generator is neither read nor moved.
+    Args:
+        name: A name of the zoo. It may carry the options after a colon: "conv6:width=0.5",
+            "resnet20:width=2,affine=false", "fc:64-300-100-10".
+        width: Factor of the number of channels (ledger I-5).
+        init: Names the initial weights (`init_names()`); None leaves torch's.
+        seed: With a seed the global generator is neither read nor moved.
+        options: Options of the network itself.
+
+    Returns:
+        The network, an ordinary module.
+
+    Raises:
+        UnknownName: There is no such network.
+        BadInput: An option is unknown or out of range.
+
+    Example:
+        >>> model = prunus.models.make("conv6:width=0.5", seed=0)
+        >>> model(torch.zeros(1, 3, 32, 32)).shape
+        torch.Size([1, 10])
     """
     entry = _entry(name)
     given = _parse(entry, name)
@@ -137,6 +179,21 @@ def resolve(spec: str, weights: str | None = None) -> nn.Module:
     """The model that a command line names: one of the zoo, or "package.module:factory"; with weights from a file.
 
     A factory is called without arguments and returns the module; a module found at the path is taken as it is.
+
+    Args:
+        spec: A name of the zoo, "hf:FOLDER" for a Hugging Face folder, or "package.module:factory".
+        weights: A file to load into it.
+
+    Returns:
+        The model.
+
+    Raises:
+        UnknownName: There is no such network.
+        BadInput: The path leads to no model.
+
+    Example:
+        >>> type(prunus.models.resolve("resnet20")).__name__
+        'CifarResNet'
     """
     head = spec.partition(":")[0]
     if head in _ZOO:

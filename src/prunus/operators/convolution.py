@@ -30,7 +30,14 @@ _CHUNK = 2**22
 
 @dataclass(frozen=True)
 class Geometry:
-    """How a convolution is laid over its image: one number per spatial axis throughout."""
+    """How a convolution is laid over its image: one number per spatial axis throughout.
+
+    Example:
+        >>> from prunus.operators import Geometry
+        >>> plane = Geometry(image=(8, 8), stride=(1, 1), padding=((1, 1), (1, 1)), dilation=(1, 1))
+        >>> plane.groups
+        1
+    """
 
     image: tuple[int, ...]
     stride: tuple[int, ...]
@@ -75,13 +82,43 @@ def embedding_size(image: int, kernel: int, left: int, right: int) -> int:
     """Smallest circular size whose operator has the zero-padded one as a compression (ledger P-31).
 
     No index that falls into the padding may wrap into the image, and no two outputs may coincide.
+
+    Args:
+        image: Pixels along one axis.
+        kernel: Taps along that axis.
+        left: Padding before.
+        right: Padding after.
+
+    Returns:
+        The size.
+
+    Example:
+        >>> prunus.operators.embedding_size(8, 3, 1, 1)
+        9
     """
     left, right = min(left, kernel - 1), min(right, kernel - 1)
     return max(image + max(left, right), image + left + right - kernel + 1, 1)
 
 
 def convolution_norm(weight: Tensor, geometry: Geometry) -> float:
-    """An upper bound on the 2-norm of a convolution with weight (out, in/groups, *kernel) in float64."""
+    """An upper bound on the 2-norm of a convolution with weight (out, in/groups, *kernel) in float64.
+
+    Args:
+        weight: (out, in / groups, *kernel).
+        geometry: Image, stride, padding, dilation, groups.
+
+    Returns:
+        The bound.
+
+    Raises:
+        BadInput: The weight and the geometry do not fit each other.
+
+    Example:
+        >>> from prunus.operators import Geometry
+        >>> plane = Geometry(image=(8, 8), stride=(1, 1), padding=((1, 1), (1, 1)), dilation=(1, 1))
+        >>> 8.0 < prunus.operators.convolution_norm(torch.ones(1, 1, 3, 3), plane) <= 9.001
+        True
+    """
     weight = weight.detach().double()
     axes = weight.ndim - 2
     if axes != len(geometry.image):
@@ -102,7 +139,18 @@ def convolution_norm(weight: Tensor, geometry: Geometry) -> float:
 
 
 def block_norm(weight: Tensor) -> float:
-    """The chain of ledger P-23: the norm of the matrix of the kernels' L1 norms, for zero or circular padding."""
+    """The chain of ledger P-23: the norm of the matrix of the kernels' L1 norms, for zero or circular padding.
+
+    Args:
+        weight: (out, in, *kernel).
+
+    Returns:
+        An upper bound on the operator's 2-norm, in float64.
+
+    Example:
+        >>> prunus.operators.block_norm(torch.ones(1, 1, 3, 3)) >= 9.0
+        True
+    """
     return matrix_norm(weight.detach().double().abs().flatten(2).sum(2))
 
 

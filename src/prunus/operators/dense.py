@@ -20,7 +20,18 @@ _FULL_SIZE = 1500
 
 
 def matrix_norm(matrix: Tensor) -> float:
-    """An upper bound on the spectral norm of a matrix (rows, columns), tight to about 1e-10 (very large ones: 1e-3)."""
+    """An upper bound on the spectral norm of a matrix (rows, columns), tight to about 1e-10 (very large ones: 1e-3).
+
+    Args:
+        matrix: (rows, columns).
+
+    Returns:
+        The upper bound.
+
+    Example:
+        >>> 3.0 <= prunus.operators.matrix_norm(torch.diag(torch.tensor([3.0, 1.0]))) < 3.0001
+        True
+    """
     matrix = _checked(matrix)
     if matrix.numel() == 0 or not matrix.any():
         return 0.0
@@ -41,6 +52,20 @@ def gram_norm(matrix: Tensor, iterations: int = 8) -> float:
     """Gram iteration: `||A|| <= ||(A^T A)^(2^k)||_F^(1/2^(k+1))`, k = `iterations` (ledger P-32).
 
     Every squaring is rescaled, and its rounding error is bounded by `product_slack`, so the result is an upper bound.
+
+    Args:
+        matrix: (rows, columns).
+        iterations: Number k of squarings.
+
+    Returns:
+        The upper bound.
+
+    Raises:
+        BadInput: The matrix is not finite or not a matrix.
+
+    Example:
+        >>> 3.0 <= prunus.operators.gram_norm(torch.diag(torch.tensor([3.0, 1.0]))) < 3.01
+        True
     """
     matrix = _checked(matrix)
     if iterations < 0:
@@ -69,7 +94,18 @@ def product_slack(inner: int, outer: int) -> float:
 
 
 def schur_norm(matrix: Tensor) -> float:
-    """The Schur test, `sqrt(largest row sum * largest column sum)` of magnitudes: cheap and always an upper bound."""
+    """The Schur test, `sqrt(largest row sum * largest column sum)` of magnitudes: cheap and always an upper bound.
+
+    Args:
+        matrix: (rows, columns).
+
+    Returns:
+        The upper bound.
+
+    Example:
+        >>> round(prunus.operators.schur_norm(torch.ones(2, 2)), 6)
+        2.0
+    """
     magnitudes = _checked(matrix).abs()
     if magnitudes.numel() == 0:
         return 0.0
@@ -78,7 +114,18 @@ def schur_norm(matrix: Tensor) -> float:
 
 
 def vector_norm(vector: Tensor) -> float:
-    """The 2-norm of all entries, rounded outwards."""
+    """The 2-norm of all entries, rounded outwards.
+
+    Args:
+        vector: A tensor of any shape.
+
+    Returns:
+        The norm, never below the true one.
+
+    Example:
+        >>> round(prunus.operators.vector_norm(torch.tensor([3.0, 4.0])), 6)
+        5.0
+    """
     flat = vector.detach().double().flatten()
     if flat.numel() == 0:
         return 0.0

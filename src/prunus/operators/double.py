@@ -46,7 +46,24 @@ def convolve(
     dilation: Two = (1, 1),
     groups: int = 1,
 ) -> Tensor:
-    """x (images, channels, height, width) by weight (filters, channels / groups, ky, kx), zero padding all around."""
+    """Convolve images in double precision, with zero padding.
+
+    Args:
+        x: (images, channels, height, width), float64.
+        weight: (filters, channels / groups, ky, kx), float64.
+        stride: Step along each axis.
+        padding: Zeros around the image along each axis.
+        dilation: Distance of the taps along each axis.
+        groups: Groups of channels.
+
+    Returns:
+        (images, filters, height, width), float64.
+
+    Example:
+        >>> x = torch.ones(1, 1, 4, 4, dtype=torch.float64)
+        >>> prunus.operators.convolve(x, torch.ones(1, 1, 2, 2, dtype=torch.float64))[0, 0, 0, 0].item()
+        4.0
+    """
     steps = Steps(tuple(stride), tuple(padding), tuple(dilation), groups)
     if not _applies(x, weight, steps):
         return functional.conv2d(x, weight, None, stride, padding, dilation, groups)

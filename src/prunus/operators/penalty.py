@@ -23,6 +23,11 @@ class SpectralPenalty:
 
     One step of power iteration per call refines a right singular vector per layer; the vectors are the whole state,
     so saving and loading them makes a resumed run equal byte for byte. Kernels count as matrices (out, in * taps).
+
+    Example:
+        >>> penalty = prunus.operators.SpectralPenalty(torch.nn.Linear(4, 4))
+        >>> penalty().requires_grad
+        True
     """
 
     def __init__(self, model: nn.Module, seed: int = 0) -> None:
@@ -80,7 +85,20 @@ class SpectralPenalty:
 
 
 def spectral_penalty(model: nn.Module, steps: int = 10, seed: int = 0) -> Tensor:
-    """The penalty once, from fresh vectors refined by `steps` iterations; in a loop keep a `SpectralPenalty`."""
+    """The penalty once, from fresh vectors refined by `steps` iterations; in a loop keep a `SpectralPenalty`.
+
+    Args:
+        model: Any module.
+        steps: Steps of power iteration.
+        seed: Seed of the first vectors.
+
+    Returns:
+        A scalar that can be differentiated.
+
+    Example:
+        >>> prunus.operators.spectral_penalty(torch.nn.Linear(4, 4)).dim()
+        0
+    """
     penalty = SpectralPenalty(model, seed)
     for _ in range(max(0, steps - 5)):
         penalty._refine()

@@ -29,7 +29,12 @@ from prunus.papers import LETTERS, PAPERS
 
 @dataclass(frozen=True)
 class Case:
-    """One reference value: arguments, expected returns, and the tolerance at which they must agree."""
+    """One reference value: arguments, expected returns, and the tolerance at which they must agree.
+
+    Example:
+        >>> len(prunus.theory.claims["B-3"].cases) > 0
+        True
+    """
 
     given: Mapping[str, Any]
     expect: Mapping[str, Any]
@@ -40,7 +45,13 @@ class Case:
 
 @dataclass(frozen=True, eq=False)
 class Claim:
-    """One result of a paper, computable: `claim(**arguments)` gives the corrected form as a mapping of numbers."""
+    """One result of a paper, computable: `claim(**arguments)` gives the corrected form as a mapping of numbers.
+
+    Example:
+        >>> claim = prunus.theory.claims["B-3"]
+        >>> claim.id, claim.status in ("right", "sloppy", "misprint", "wrong", "added")
+        ('B-3', True)
+    """
 
     id: str
     title: str
@@ -100,7 +111,12 @@ class Claim:
 
 
 class Claims(Mapping[str, Claim]):
-    """All claims, in the order of the ledger. An id without its letter finds the "a": "K-2" and "k-2" are "K-2a"."""
+    """All claims, in the order of the ledger. An id without its letter finds the "a": "K-2" and "k-2" are "K-2a".
+
+    Example:
+        >>> prunus.theory.claims["P-5"].id
+        'P-5'
+    """
 
     @cached_property
     def _records(self) -> dict[str, Claim]:

@@ -22,13 +22,41 @@ Check = tuple[str, Callable[[], None]]
 
 
 def check_score(score: str | Score) -> list[str]:
-    """Run the battery on a score; returns the names of the checks, or raises with all that failed."""
+    """Run the battery on a score; returns the names of the checks, or raises with all that failed.
+
+    Args:
+        score: A score's name, or a function.
+
+    Returns:
+        The names of the checks that passed.
+
+    Raises:
+        AssertionError: With all that failed.
+
+    Example:
+        >>> len(prunus.check_score("magnitude")) > 3
+        True
+    """
     rule = scores.parse(score)
     return _run(f"The score {rule.name!r}", _score_checks(rule))
 
 
 def check_pattern(pattern: str | Pattern) -> list[str]:
-    """Run the battery on a pattern; returns the names of the checks, or raises with all that failed."""
+    """Run the battery on a pattern; returns the names of the checks, or raises with all that failed.
+
+    Args:
+        pattern: A pattern's name or object.
+
+    Returns:
+        The names of the checks that passed.
+
+    Raises:
+        AssertionError: With all that failed.
+
+    Example:
+        >>> len(prunus.check_pattern("balanced:16")) > 3
+        True
+    """
     parsed = patterns.parse(pattern)
     return _run(f"The pattern {parsed}", _pattern_checks(parsed))
 

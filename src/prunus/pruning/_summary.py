@@ -20,6 +20,12 @@ class LayerSummary:
 
     `signal_to_noise` is the predicted ratio of output signal to pruning error in decibels, -10 log10 of the removed
     share of the energy: exact on average for white inputs (ledger B-7).
+
+    Example:
+        >>> model = prunus.models.make("fc:64-32-10", seed=0)
+        >>> row = prunus.pruning.summarise(model, prunus.find_masks(model, 0.5))[0]
+        >>> row.kept, row.energy_removed < 0.5
+        (1024, True)
     """
 
     name: str
@@ -40,7 +46,22 @@ class LayerSummary:
 
 
 def summarise(model: nn.Module, masks: Masks, example: Any = None) -> list[LayerSummary]:
-    """A row for each mask; `model` holds the weights before pruning. With an `example` input the multiply-adds too."""
+    """A row for each mask; `model` holds the weights before pruning. With an `example` input the multiply-adds too.
+
+    Args:
+        model: The model with its weights before pruning.
+        masks: What is kept.
+        example: One input, or a batch of one.
+
+    Returns:
+        The rows, in the order of the masks.
+
+    Example:
+        >>> model = prunus.models.make("fc:64-32-10", seed=0)
+        >>> rows = prunus.pruning.summarise(model, prunus.find_masks(model, 0.5), torch.zeros(1, 64))
+        >>> rows[0].multiply_adds, rows[0].multiply_adds_kept
+        (2048, 1024)
+    """
     masks.parameters_of(model)
     weights = all_weights(model)
     uses = _uses(model, weights, example) if example is not None else {}
