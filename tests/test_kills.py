@@ -167,7 +167,7 @@ def test_a_killed_study_goes_on_and_leaves_no_orphans(tmp_path: Path) -> None:
         "from pathlib import Path; from support.studies import tiny; from prunus.study import LocalEngine, run_study\n"
         "run_study(tiny(sparsity=(0.5, 0.9), seed=(0, 1)), Path('study'), engine=LocalEngine(1))"
     )
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parent)}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).resolve().parent), *sys.path])}
     source, kills = random.Random(6), 0
     wanted = scale(2, full=20)
     while True:
