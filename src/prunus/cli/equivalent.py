@@ -158,13 +158,13 @@ def _domains(
 
 def _print(model: str, verdicts: list[tuple[str, Any]], output: Path | None, json: bool) -> None:
     from prunus.cli.output import console, print_json, print_table, show
-    from prunus.files import replace_json
+    from prunus.storage import write_json
 
     rows = [{"domain": name, **verdict.to_dict()} for name, verdict in verdicts]
     counts = {status: sum(row["status"] == status for row in rows) for status in ("proved", "refuted", "undecided")}
     record: dict[str, Any] = {"model": model, "verdicts": rows, **counts}
     if output is not None:
-        record["file"] = str(replace_json(output, record))
+        record["file"] = str(write_json(output, record))
     if json:
         print_json(record)
         return
