@@ -126,7 +126,7 @@ def test_the_command(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture
     assert run(["report", str(folder), "-o", str(tmp_path / "page.html"), "--title", "Two nets"]) == 0
     shown = capsys.readouterr().out
     assert str(tmp_path / "page.html") in shown
-    assert "the network keeps" in shown
+    assert " accuracy (" in shown
     assert "<h1>Two nets</h1>" in (tmp_path / "page.html").read_text("utf8")
     assert run(["report", str(tmp_path / "absent")]) == 2
 
