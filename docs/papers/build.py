@@ -11,6 +11,7 @@ from pathlib import Path
 
 from prunus.papers import STATUS
 from prunus.papers.errata import sheet
+from prunus.papers.statements import page as statements_page
 from prunus.theory import claims
 
 FOLDER = Path(__file__).resolve().parent
@@ -45,6 +46,8 @@ prunus theory --check             recomputes all reference values and runs all c
 prunus theory --vacuity           says what the closeness theorems allow in practice
 ```
 
+[What covers each statement](statements.md) lists the numbered statements of the papers and what is missing.
+
 This page is written by `docs/papers/build.py`.
 """
 
@@ -68,9 +71,9 @@ def render() -> str:
 
 
 def pages() -> dict[str, str]:
-    """Names and texts of all pages that are written here: the index, and an errata sheet for each paper."""
+    """Names and texts of all pages that are written here: index, statements, errata sheets."""
     sheets = {f"errata-{paper.replace('_', '-')}.md": sheet(paper) for paper in PAPERS}
-    return {"README.md": render(), **sheets}
+    return {"README.md": render(), "statements.md": statements_page(), **sheets}
 
 
 def main() -> None:

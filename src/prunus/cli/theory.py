@@ -21,10 +21,15 @@ def theory(
     vacuity: Annotated[
         bool, Parameter(negative="", help="Say what theorems 1, 2, 3 and 1' of the closeness paper really allow.")
     ] = False,
-    width: Annotated[str, Parameter(help="Widths for --vacuity, separated by commas.")] = "256,1024,4096",
-    layers: Annotated[str, Parameter(help="Numbers of layers for --vacuity, separated by commas.")] = "3,4,5",
-    error: Annotated[float, Parameter(help="Output error for --vacuity.")] = 0.1,
-    failure: Annotated[float, Parameter(help="Failure probability for --vacuity.")] = 0.05,
+    prune: Annotated[
+        bool, Parameter(negative="", help="Say how many weights of each layer may go, proved and to expect.")
+    ] = False,
+    width: Annotated[str, Parameter(help="Widths for --vacuity and --prune, separated by commas.")] = "256,1024,4096",
+    layers: Annotated[
+        str, Parameter(help="Numbers of layers for --vacuity and --prune, separated by commas.")
+    ] = "3,4,5",
+    error: Annotated[float, Parameter(help="Output error for --vacuity and --prune.")] = 0.1,
+    failure: Annotated[float, Parameter(help="Failure probability for --vacuity and --prune.")] = 0.05,
     seed: Seed = 0,
     json: Json = False,
 ) -> int:
@@ -46,12 +51,16 @@ def theory(
     Example: `prunus theory --check K-2a I-9a`
 
     Example: `prunus theory --vacuity --width 256,4096 --layers 3`
+
+    Example: `prunus theory --prune --width 1024 --layers 3,5 --error 0.1`
     """
     from prunus.errors import BadInput
     from prunus.theory import claims
 
     if vacuity:
         return _vacuity(_whole_numbers("--width", width), _whole_numbers("--layers", layers), error, failure, json)
+    if prune:
+        return _prune(_whole_numbers("--width", width), _whole_numbers("--layers", layers), error, failure, json)
     if check:
         return _check(words, json)
     if not words:
@@ -285,5 +294,34 @@ def _vacuity(widths: tuple[int, ...], layers: tuple[int, ...], error: float, fai
     asked = f"output error {error:g} with probability {1 - failure:g}"
     console().print(
         f"Asked: {asked}. Theorems 1 to 3 run on calibrated constants; only 1' has proved ones.", markup=False
+    )
+    return 0
+
+
+def _prune(widths: tuple[int, ...], layers: tuple[int, ...], error: float, failure: float, json: bool) -> int:
+    from prunus.cli.output import console, print_json, print_table
+    from prunus.papers.closeness.calculator import what_can_i_prune
+
+    rows = [row for width in widths for count in layers for row in what_can_i_prune(width, count, error, failure)]
+    if json:
+        print_json(rows)
+        return 0
+    table = [
+        [
+            r.width,
+            r.layers,
+            r.method,
+            f"{r.pruned:,}",
+            f"{r.sparsity:.2%}",
+            r.basis,
+            "proved" if r.guaranteed else "estimate",
+        ]
+        for r in rows
+    ]
+    print_table(["width", "layers", "pruning", "weights", "sparsity", "by", ""], table, left=(2, 5, 6))
+    console().print(
+        f"Each inner layer of independent uniform weights may lose so many while outputs stay within {error:g} on the "
+        f"unit ball; proved with probability {1 - failure:g}. For your own weights: prunus plan.",
+        markup=False,
     )
     return 0

@@ -206,3 +206,17 @@ def _series_variance(sigma: float, load: int) -> float:
 def _latala(row: float, column: float, fourth: float, latala: float) -> dict[str, float]:
     bound = positive("latala", latala) * (row + column + fourth)
     return {"bound": bound, "row_term": row, "column_term": column, "fourth_term": fourth}
+
+
+@claim("P-36")
+@elementwise
+def subgaussian_norm_tail(rows: int, columns: int, deviation: float, proxy: float = 1.0) -> dict[str, float]:
+    """Norm of a matrix of independent sub-Gaussian entries: Lemma 2 with its two constants as numbers (P-36).
+
+    Nets of mesh 1/4 on both spheres (9^rows and 9^columns points) give |A| <= 2 max x.A y, each sub-Gaussian: the norm
+    exceeds proxy (2 sqrt(2 ln 9 (rows + columns)) + deviation) with probability at most exp(-deviation^2 / 8).
+    """
+    sides = whole("rows", rows, 1) + whole("columns", columns, 1)
+    deviation, proxy = real("deviation", deviation, 0.0), positive("proxy", proxy)
+    threshold = proxy * (2.0 * math.sqrt(2.0 * math.log(9.0) * sides) + deviation)
+    return {"threshold": threshold, "failure": math.exp(-(deviation**2) / 8.0)}

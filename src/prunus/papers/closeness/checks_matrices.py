@@ -295,3 +295,18 @@ def gram() -> str:
         assert values[0] <= bound <= previous, "the bound must decrease to the norm"
         previous = bound
     return "the Frobenius norm of powers of the Gram matrix"
+
+
+@check("P-36", method="Monte Carlo")
+def subgaussian_norms() -> str:
+    """Random signs and normal entries: no norm of 400 is above the threshold at a failure of 1e-9."""
+    rng = np.random.default_rng(36)
+    deviation = math.sqrt(8.0 * math.log(1e9))
+    for rows, columns in ((1, 1), (4, 9), (40, 25)):
+        threshold = m.subgaussian_norm_tail(rows, columns, deviation)["threshold"]
+        for _ in range(400 // 6):
+            signs = rng.choice((-1.0, 1.0), size=(rows, columns))
+            for matrix in (signs, rng.standard_normal((rows, columns))):
+                assert np.linalg.norm(matrix, 2) <= threshold, f"{rows} x {columns}"
+    assert m.subgaussian_norm_tail(1, 1, 0.0)["threshold"] > 1.0
+    return "norms of 396 matrices of signs and normal entries below the threshold (false alarm 4e-7)"
