@@ -165,6 +165,9 @@ def test_steps_on_whole_blocks_bring_the_outputs_nearer() -> None:
 def test_units_are_blocks_that_run_once() -> None:
     dense, inputs = network("residual")
     assert divide(dense, prunable_weights(dense), as_batch(inputs)) == ["stem", "blocks.0", "blocks.1", "head"]
+    lists = Skipping()  # one weight in a list: the list itself never runs
+    chosen = {"down.0.weight": prunable_weights(lists)["down.0.weight"]}
+    assert divide(lists, chosen, as_batch(torch.randn(4, 16))) == ["down.0"]
     shared = nn.Linear(8, 8)
     twice = nn.Sequential(nn.Sequential(shared, nn.ReLU(), shared), nn.Linear(8, 4))
     assert divide(twice, prunable_weights(twice), as_batch(torch.randn(4, 8))) == ["0", "1"]
@@ -178,6 +181,25 @@ def test_few_samples_work_and_are_told() -> None:
     with pytest.warns(UserWarning, match="8 inputs for the 16 columns of 0.weight"):
         masks = prunus.reconstruct(dense, 0.5, inputs, samples=8)
     assert "more samples" in masks.notes["remarks"][0]
+
+
+def test_zeros_go_where_they_do_least_damage() -> None:
+    """The second layer's inputs have rank 4 by construction: it can lose far more than the others."""
+    torch.manual_seed(0)
+    dense = nn.Sequential(nn.Linear(16, 4), nn.Linear(4, 32), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 16))
+    inputs = torch.randn(256, 16)
+    even, shared = copy.deepcopy(dense), copy.deepcopy(dense)
+    plain = prunus.reconstruct(even, 0.5, inputs, pattern="unstructured", samples=256)
+    masks = prunus.reconstruct(shared, 0.5, inputs, pattern="unstructured", allocation="damage", samples=256)
+    assert abs(masks.sparsity - plain.sparsity) < 0.02
+    levels = {row.name: row.sparsity for row in masks.layers}
+    assert levels["2.weight"] > 0.6 > 0.5 > levels["0.weight"]
+    assert distance(shared, dense, inputs) < 0.7 * distance(even, dense, inputs)
+    mixed = prunus.reconstruct(copy.deepcopy(dense), 0.5, inputs, pattern="2:4", allocation="damage", samples=256)
+    kept = {row.name: row.sparsity for row in mixed.layers}
+    assert set(kept.values()) <= {0.0, 0.25, 0.5, 0.75}
+    assert len(set(kept.values())) > 1
+    assert abs(mixed.sparsity - 0.5) < 0.1
 
 
 class Lazy(nn.Module):

@@ -5,9 +5,11 @@ import math
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from prunus.adapters import batches
 from prunus.contract import Masks
+from prunus.data import Labelled
 from prunus.errors import BadInput
 from prunus.training import FitConfig, fit, random_ticket, recalibrate, rescaled
 from support.training import conv_net, digits, fc
@@ -93,11 +95,12 @@ def test_recalibration_gives_the_statistics_of_the_data_and_touches_nothing_else
     with torch.no_grad():
         model.conv.weight.mul_(0.1)
         before["conv.weight"] = model.conv.weight.clone()
-    recalibrate(model, train, batches=2, batch_size=128)
-    inputs = torch.cat([train[i][0][None] for i in range(256)])
-    maps = model.conv(inputs.reshape(-1, 1, 8, 8)).detach()
+    recalibrate(model, train, batches=2, batch_size=64)  # two more batches are held aside
+    assert model.recalibrated.startswith("new statistics kept")
+    seen = [batch.inputs for batch in batches(train, size=64, limit=2, shuffle=True)]
+    maps = model.conv(torch.cat(seen).reshape(-1, 1, 8, 8)).detach()
     assert torch.allclose(model.norm.running_mean, maps.mean((0, 2, 3)), atol=1e-5)
-    halves = torch.stack([half.var((0, 2, 3)) for half in maps.split(128)]).mean(0)
+    halves = torch.stack([half.var((0, 2, 3)) for half in maps.split(64)]).mean(0)
     assert torch.allclose(model.norm.running_var, halves, rtol=1e-4)
     assert modes == [module.training for module in model.modules()]
     assert model.norm.momentum == 0.1
@@ -105,3 +108,41 @@ def test_recalibration_gives_the_statistics_of_the_data_and_touches_nothing_else
     assert recalibrate(fc(), train) is not None
     with pytest.raises(BadInput):
         recalibrate(model, train, batches=0)
+
+
+def test_recalibration_never_makes_the_held_aside_batches_worse() -> None:
+    train, _ = digits(512)
+    model = conv_net()
+    fit(model, train, "6ep")
+    model.eval()
+    aside = list(batches(train, size=64, limit=4, shuffle=True))[2:]
+
+    def loss() -> float:
+        with torch.no_grad():
+            return sum(float(nn.functional.cross_entropy(model(b.inputs), b.labels)) for b in aside)
+
+    before, old = loss(), {name: value.clone() for name, value in model.named_buffers()}
+
+    def dark(inputs: Tensor, source: torch.Generator) -> Tensor:
+        return 0.05 * inputs
+
+    recalibrate(model, train, batches=2, batch_size=64, augment=dark)  # statistics of what training never saw
+    assert model.recalibrated.startswith("old statistics kept")
+    assert all(torch.equal(value, old[name]) for name, value in model.named_buffers() if "tracked" not in name)
+    assert loss() <= before
+    recalibrate(model, torch.randn(64, 64), batches=1, batch_size=64)  # nothing to compare with
+    assert model.recalibrated == "new statistics kept"
+
+
+def test_recalibration_sees_pictures_as_training_did() -> None:
+    """Cropped, with black borders: the statistics of plain pictures differ."""
+    torch.manual_seed(0)
+    raw = torch.randint(100, 256, (256, 3, 8, 8), dtype=torch.uint8)  # bright: the border shows
+    pictures = Labelled(
+        raw, torch.arange(256) % 4, "abcd", scale=1 / 255, mean=torch.zeros(3, 1, 1), std=torch.ones(3, 1, 1)
+    )
+    own = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    plain = copy.deepcopy(own)
+    recalibrate(own, pictures, batches=1, batch_size=256)  # one batch: nothing is held aside
+    recalibrate(plain, pictures, batches=1, batch_size=256, augment="none")
+    assert not torch.allclose(own[1].running_var, plain[1].running_var, rtol=0.05)

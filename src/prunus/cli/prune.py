@@ -22,6 +22,9 @@ def prune(
     ] = "unstructured",
     allocation: Annotated[str, Parameter(help="uniform, global, erk or lamp.")] = "uniform",
     exclude: Exclude | None = None,
+    reconstruct: Annotated[
+        bool, Parameter(negative="", help="Then fit what stays to the dense network's outputs on the data.")
+    ] = False,
     weights: Weights = None,
     data: Data = None,
     data_dir: DataDir = None,
@@ -35,7 +38,8 @@ def prune(
 
     Prints a table by layer: what is kept, the share of weight energy that goes, the output signal-to-noise this
     predicts, and the multiply-adds before and after. With data, also the accuracy before and after. With `-o`, writes
-    `NAME.safetensors` and `NAME.masks.safetensors`.
+    `NAME.safetensors` and `NAME.masks.safetensors`. `--reconstruct` keeps the masks and adjusts what stays; `prunus
+    reconstruct` chooses the masks for it too, which is better.
 
     Example: `prunus prune fc:64-300-100-10 --data digits --sparsity 0.9 --pattern balanced:16 --exclude layers.2
     -o pruned.safetensors`
@@ -43,12 +47,15 @@ def prune(
     import torch
 
     from prunus.cli._training import fitting_example
+    from prunus.errors import BadInput
     from prunus.models import resolve
     from prunus.pruning import find_masks, summarise
 
     torch.manual_seed(seed)
     network = resolve(model, str(weights) if weights else None).eval()
-    train, test = _data(data, data_dir, score)
+    if reconstruct and data is None:
+        raise BadInput("--reconstruct looks at data: name some with --data, as in --data digits.")
+    train, test = _data(data, data_dir, score, reconstruct)
     masks = find_masks(
         network,
         sparsity,
@@ -61,8 +68,8 @@ def prune(
     )
     example = _example(model, network) if test is None else fitting_example(network, test)
     rows = summarise(network, masks, example)
-    accuracies = _accuracies(network, masks, test, quiet=json)
-    files = _write(network, masks, output)
+    accuracies = _accuracies(network, masks, test, train if reconstruct else None, seed, quiet=json)
+    files = write_pruned(network, masks, output) if output is not None else {}
     record = {
         "model": model,
         "sparsity": masks.sparsity,
@@ -73,14 +80,14 @@ def prune(
     _print(record, rows, json)
 
 
-def _data(name: str | None, folder: Path | None, score: str) -> tuple[Any, Any]:
-    """(train, test) sets; the training set only where the score looks at it."""
+def _data(name: str | None, folder: Path | None, score: str, always: bool) -> tuple[Any, Any]:
+    """(train, test) sets; the training set only where the score looks at it, or `always`."""
     if name is None:
         return None, None
     from prunus.data import load
     from prunus.pruning.scores import needs_data
 
-    looks = needs_data(score)
+    looks = always or needs_data(score)
     return load(name, split="train", folder=folder) if looks else None, load(name, split="test", folder=folder)
 
 
@@ -100,10 +107,20 @@ def _example(model: str, network: Any) -> Any:
     return torch.zeros(1, *shape, dtype=torch.long) if len(shape) == 1 else torch.zeros(1, *shape)
 
 
-def _accuracies(network: Any, masks: Any, test: Any, quiet: bool) -> dict[str, float]:
+def _settle(network: Any, masks: Any, samples: Any, seed: int) -> None:
+    """Prune the network; with samples, adjust what stays."""
+    if samples is None:
+        masks.apply_(network)
+        return
+    from prunus.recovery import reconstruct
+
+    reconstruct(network, None, samples, masks=masks, seed=seed)
+
+
+def _accuracies(network: Any, masks: Any, test: Any, samples: Any, seed: int, quiet: bool) -> dict[str, float]:
     """Accuracy before, then after: the network is pruned here."""
     if test is None:
-        masks.apply_(network)
+        _settle(network, masks, samples, seed)
         return {}
     from prunus.cli.output import progress
     from prunus.training import accuracy
@@ -111,15 +128,14 @@ def _accuracies(network: Any, masks: Any, test: Any, quiet: bool) -> dict[str, f
     with progress("measuring accuracy", 2, quiet) as advance:
         before = accuracy(network, test)
         advance()
-        masks.apply_(network)
+        _settle(network, masks, samples, seed)
         after = accuracy(network, test)
         advance()
     return {"accuracy_before": before, "accuracy_after": after}
 
 
-def _write(network: Any, masks: Any, output: Path | None) -> dict[str, str]:
-    if output is None:
-        return {}
+def write_pruned(network: Any, masks: Any, output: Path) -> dict[str, str]:
+    """The weights, and the masks in a file beside them; returns both names."""
     from prunus.models import save_weights
 
     beside = output.with_name(f"{output.stem}.masks.safetensors")

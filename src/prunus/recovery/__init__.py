@@ -11,5 +11,6 @@ from __future__ import annotations
 
 from prunus.recovery._options import ReconstructOptions
 from prunus.recovery._reconstruct import reconstruct
+from prunus.recovery._units import divide as blocks
 
-__all__ = ["ReconstructOptions", "reconstruct"]
+__all__ = ["ReconstructOptions", "blocks", "reconstruct"]

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,13 +16,14 @@ from prunus.contract import Allocation, Masks, Pattern
 from prunus.errors import BadInput, PrunusWarning
 from prunus.layers import EMBEDDING, Weight, all_weights
 from prunus.pruning import allocations, find_masks, patterns
+from prunus.recovery._damage import damage
 from prunus.recovery._descent import descend
 from prunus.recovery._layer import Result, rebuild
 from prunus.recovery._moments import Moments, Stage, measure, trace
 from prunus.recovery._options import ReconstructOptions
 from prunus.recovery._progress import Progress, progress
 from prunus.recovery._record import plain_layers
-from prunus.recovery._units import Walk, divide, looks_back
+from prunus.recovery._units import Walk, divide, evaluating, looks_back
 
 Sparsity = float | Mapping[str, float]
 
@@ -84,8 +84,8 @@ def reconstruct(
     plan = _plan(inner, sparsity, shape, allocation, exclude, masks, misfits, calibration, options)
     work = copy.deepcopy(inner)
     with (
-        _evaluating(inner),
-        _evaluating(work),
+        evaluating(inner),
+        evaluating(work),
         plain_layers(inner),
         torch.no_grad(),
         progress(len(plan.names), options.progress) as line,
@@ -152,17 +152,6 @@ def _unwrapped(model: nn.Module) -> nn.Module:
         model = inner
 
 
-@contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, training in modes:
-            module.training = training
-
-
 def _require_finite(model: nn.Module) -> None:
     for name, value in model.state_dict().items():
         if value.is_floating_point() and not bool(torch.isfinite(value).all()):
@@ -213,7 +202,15 @@ def _plan(
     for name in first:
         if all_weights(model)[name].kind == EMBEDDING:
             raise BadInput(f"{name!r} is an embedding, which multiplies nothing: leave it out of the sparsities.")
-    return Plan(tuple(first), dict.fromkeys(first, shape), levels, None, first.notes["sparsity"], said)
+    shapes: Mapping[str, Pattern] = dict.fromkeys(first, shape)
+    if allocation == "damage":
+        if isinstance(sparsity, Mapping):
+            raise BadInput("allocation='damage' spreads one sparsity over the layers: give a number, not one for each.")
+        weights = {name: all_weights(model)[name] for name in first}
+        keeps = [_real_positions(batch) for batch in calibration]
+        with evaluating(model), plain_layers(model), torch.no_grad():
+            levels, shapes = damage(model, weights, float(sparsity), shape, calibration, keeps, options.damping)
+    return Plan(tuple(first), shapes, levels, None, first.notes["sparsity"], said)
 
 
 # ----------------------------------------------------------------------------------------------------------------- job

@@ -47,6 +47,18 @@ def divide(model: nn.Module, weights: Mapping[str, Weight], batch: Batch) -> lis
     return sorted(names, key=lambda name: order.get(name, 0))
 
 
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Inside, a model runs as in evaluation; afterwards every module is in the mode it was in."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
 def _inside(name: str, above: str) -> bool:
     return not above or name == above or name.startswith(f"{above}.")
 
@@ -61,7 +73,8 @@ def _split(module: nn.Module, name: str, holders: set[int]) -> list[str]:
     if not _holds(module, holders):
         return []
     lists = [inner for inner in module.modules() if isinstance(inner, (nn.ModuleList, nn.Sequential))]
-    if name and not any(sum(bool(_holds(child, holders)) for child in inner.children()) > 1 for inner in lists):
+    runs = bool(name) and not isinstance(module, (nn.ModuleList, nn.ModuleDict))
+    if runs and not any(sum(bool(_holds(child, holders)) for child in inner.children()) > 1 for inner in lists):
         return [name]
     parts = ((child, f"{name}.{key}" if name else key) for key, child in module.named_children())
     return [unit for child, path in parts for unit in _split(child, path, holders)]
@@ -82,6 +95,7 @@ def _order(model: nn.Module, batch: Batch) -> tuple[dict[str, int], dict[str, in
     with ExitStack() as stack:
         for name, module in model.named_modules():
             stack.callback(module.register_forward_pre_hook(seen(name)).remove)
+        stack.enter_context(evaluating(model))
         with torch.no_grad():
             call(model, batch)
     return order, counts

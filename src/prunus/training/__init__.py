@@ -8,6 +8,7 @@ Every run is the same loop with other callbacks; see `loop.py`, which is short.
 
 from __future__ import annotations
 
+from prunus.training.distillation import DistilOptions, distil
 from prunus.training.gradual import GradualOptions, Regrowth, prune_gradually
 from prunus.training.history import Callback, History, Record
 from prunus.training.integrations import Growth, lightning_callback, trainer_callback
@@ -22,6 +23,7 @@ from prunus.training.tickets import Ticket, find_ticket
 
 __all__ = [
     "Callback",
+    "DistilOptions",
     "FitConfig",
     "GradualOptions",
     "Growth",
@@ -36,6 +38,7 @@ __all__ = [
     "Ticket",
     "TicketOptions",
     "accuracy",
+    "distil",
     "evaluate",
     "find_ticket",
     "fit",

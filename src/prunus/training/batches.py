@@ -70,7 +70,7 @@ class Batches:
         self.size = length(data)
         self.batch_size = min(batch_size, self.size)
         self.seed = seed
-        self.augment = _augment(augment, data)
+        self.augment = augmentation(augment, data)
         self.workers = workers
         self.per_epoch = math.ceil(self.size / self.batch_size)
         self.read = reader(data)
@@ -104,9 +104,24 @@ class Batches:
         return DataLoader(samples.data, batch_sampler=order, num_workers=self.workers, collate_fn=samples.collate)
 
 
+class Prepared:
+    """Batches that stay as they are, as a data set of which one is read at a time; they carry no labels."""
+
+    def __init__(self, found: Sequence[Batch]) -> None:
+        self.found = list(found)
+
+    def __len__(self) -> int:
+        return len(self.found)
+
+    def batch(self, part: Tensor) -> tuple[Any, Tensor]:
+        """One batch, and as many empty labels as it has samples."""
+        batch = self.found[int(part[0])]
+        return batch, torch.zeros(batch.size)
+
+
 def length(data: Any) -> int:
     """How many samples; refuses an empty data set and one without a length."""
-    count = len(Samples(data))
+    count = len(data) if isinstance(data, Prepared) else len(Samples(data))
     if count == 0:
         raise BadInput("The data is empty: give a data set with at least one sample.")
     return count
@@ -122,7 +137,7 @@ def parts_of(batch: Batch) -> tuple[Inputs, Tensor]:
 
 def reader(data: Any) -> Callable[[Tensor], tuple[Tensor, Tensor]] | None:
     """Indices to (inputs, labels) for data that lies in memory and can be indexed a batch at a time; None elsewhere."""
-    if isinstance(data, Labelled):
+    if isinstance(data, (Labelled, Prepared)):
         return data.batch
     if isinstance(data, Subset):
         inner, chosen = reader(data.dataset), torch.as_tensor(data.indices)
@@ -170,6 +185,11 @@ def in_order(data: Any, batch_size: int = 256, limit: int | None = None) -> Iter
 def fingerprint(data: Any, samples: int = 256) -> str:
     """A hash of the data: all of it where it lies in memory, else `samples` evenly spaced items."""
     count, state = length(data), hashlib.blake2b(digest_size=16)
+    if isinstance(data, Prepared):
+        for batch in data.found:
+            named = [*((str(place), value) for place, value in enumerate(batch.args)), *batch.kwargs.items()]
+            state.update(digest({name: value for name, value in named if isinstance(value, Tensor)}).encode())
+        return f"{count} batches, {state.hexdigest()[:16]}"
     if reader(data) is not None:
         for inputs, labels in in_order(data, 4096):
             state.update(digest({"inputs": inputs, "labels": labels}).encode())  # type: ignore[dict-item]
@@ -187,7 +207,7 @@ def _numbered(values: Sequence[Any]) -> dict[str, Any]:
     return {f"inputs {number}": value for number, value in enumerate(values)}
 
 
-def _augment(choice: Any, data: Any) -> Callable[[Tensor, torch.Generator], Tensor] | None:
+def augmentation(choice: Any, data: Any) -> Callable[[Tensor, torch.Generator], Tensor] | None:
     if callable(choice):
         return choice
     border = data.black if isinstance(data, Labelled) else 0.0
@@ -195,7 +215,7 @@ def _augment(choice: Any, data: Any) -> Callable[[Tensor, torch.Generator], Tens
         return lambda inputs, source: augment(inputs, source, fill=border)
     if choice == "resized-crop-flip":
         return resized_crop_flip
-    if choice == "none":
+    if choice in ("none", "own"):  # a data set's own: nothing, unless the caller knows better
         return None
     raise UnknownName("augmentation", choice, AUGMENTS)
 

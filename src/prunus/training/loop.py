@@ -74,7 +74,8 @@ class Run:
 
     `parameters` are what the optimizer moves (all that require a gradient, unless given); `start` is the step the run
     begins at and `stop` the one it ends before, on the schedule of the whole length (rewinding); `about` is anything
-    else a resumed run must agree on.
+    else a resumed run must agree on; `learn` gives (objective, loss, outputs) in place of the configuration's losses;
+    without `in_training_mode` the model runs as in evaluation (no dropout, batch norms as they are).
     """
 
     model: nn.Module
@@ -88,6 +89,8 @@ class Run:
     start: int = 0
     stop: int | None = None
     about: Mapping[str, Any] = field(default_factory=dict)
+    learn: Any = None
+    in_training_mode: bool = True
 
     def __post_init__(self) -> None:
         duration, config = Duration.parse(self.length), self.config
@@ -106,7 +109,7 @@ class Run:
         if self.masks is not None:
             require_filled(self.masks)
         self.optimizer = config.make_optimizer(list(self.parameters))
-        self.objective = Objective(self.model, config)
+        self.objective = self.learn or Objective(self.model, config)
         self.device = next(iter(self.parameters)).device
         self.hooks: list[Callback] = [*self.callbacks, *_wrapped(config.callbacks)]
         self.hold: Any = None
@@ -132,7 +135,7 @@ class Run:
     def train(self) -> History:
         """Make the steps that are left; returns the history."""
         was_training = self.model.training
-        self.model.train()
+        self.model.train(self.in_training_mode)
         with ExitStack() as stack:
             stack.callback(self.model.train, was_training)
             if self.checkpoints is not None and self.rank == 0:

@@ -1,0 +1,84 @@
+"""`prunus distil`: train a pruned model to answer as the original does, without labels."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+
+from prunus.cli._training import Flags, Place, configure, data_pair, show_run
+from prunus.cli.options import Data, DataDir, Json, Model, Seed
+
+
+def distil(
+    model: Model,
+    *,
+    weights: Annotated[
+        Path | None, Parameter(help="Weights of the pruned network, as prune and reconstruct write.")
+    ] = None,
+    teacher: Annotated[
+        Path | None, Parameter(help="Weights of the original; those of the model's name otherwise.")
+    ] = None,
+    masks: Annotated[Path | None, Parameter(help="Masks to hold; the zeros of the weights otherwise.")] = None,
+    data: Data = None,
+    data_dir: DataDir = None,
+    length: Annotated[str, Parameter(help="Epochs as in 2ep, or steps as in 500it.")] = "1ep",
+    outputs: Annotated[float, Parameter(help="Weight of the outputs in the loss.")] = 1.0,
+    hidden: Annotated[float, Parameter(help="Weight of the hidden states in the loss.")] = 1.0,
+    flags: Annotated[Flags | None, Parameter(name="*")] = None,
+    place: Annotated[Place | None, Parameter(name="*")] = None,
+    output: Annotated[Path | None, Parameter(help="Where the new weights go (safetensors).")] = None,
+    seed: Seed = 0,
+    json: Json = False,
+) -> None:
+    """Train a pruned network to answer as the original does. Zeros stay zero; labels are not used.
+
+    The student learns the teacher's outputs and its hidden states after every block. With `-o` a run folder keeps the
+    record and the checkpoints, and a killed run goes on with `--resume`.
+
+    Example: `prunus distil fc:64-128-64-10 --weights small.safetensors --teacher dense.safetensors --data digits
+    --length 2ep --output better.safetensors`
+    """
+    import torch
+
+    from prunus.contract import Masks
+    from prunus.errors import BadInput
+    from prunus.models import resolve, save_weights
+    from prunus.training import DistilOptions, FitConfig, evaluate
+    from prunus.training import distil as teach
+
+    if data is None or weights is None:
+        raise BadInput("distil needs --weights of a pruned network and --data, as in --data digits.")
+    torch.manual_seed(seed)
+    student = resolve(model, str(weights))
+    torch.manual_seed(seed)
+    original = resolve(model, str(teacher) if teacher else None).eval()
+    flags, place = flags or Flags(), place or Place()
+    base = FitConfig(optimizer="adamw", lr=5e-4, weight_decay=0.0, batch_size=32)
+    config, folder = configure(base, flags, place, seed, json)
+    train, test = data_pair(data, data_dir)
+    before = None if test is None else evaluate(student, test)[1]
+    held = None if masks is None else Masks.load(masks)
+    history = teach(student, original, train, length, held, config, options=DistilOptions(outputs, hidden))
+    record: dict[str, Any] = {"model": model, "data": data, "length": length, "final": history[-1].to_dict()}
+    if before is not None:
+        record |= {"accuracy_before": before, "accuracy_after": evaluate(student, test)[1]}
+    if output is not None:
+        save_weights(student, output)
+        record["weights_file"] = str(output)
+    _print(record, history, folder, json)
+
+
+def _print(record: dict[str, Any], history: Any, folder: Any, json: bool) -> None:
+    from prunus.cli.output import console, print_json
+
+    if json:
+        print_json(record)
+        return
+    show_run(record, history, folder)
+    out = console()
+    if "accuracy_before" in record:
+        out.print(f"accuracy {record['accuracy_before']:.2%} before, {record['accuracy_after']:.2%} after")
+    if "weights_file" in record:
+        out.print(f"wrote {record['weights_file']}")

@@ -1,0 +1,211 @@
+"""`distil`: train a pruned network to answer as the original does, on data without labels."""
+
+from __future__ import annotations
+
+import math
+import numbers
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from prunus.adapters import Batch, as_batch, batches, call, main_output
+from prunus.contract import Duration, Masks
+from prunus.errors import BadInput
+from prunus.layers import prunable_weights
+from prunus.recovery import blocks
+from prunus.training.batches import Prepared, reader
+from prunus.training.history import History
+from prunus.training.loop import Run
+from prunus.training.settings import FitConfig
+
+
+@dataclass(frozen=True)
+class DistilOptions:
+    """What the student learns from the teacher.
+
+    Attributes:
+        outputs: weight of the outputs: softened class scores (Kullback-Leibler), or relative squares for other outputs.
+        hidden: weight of the hidden states: relative squared distance after every block.
+        layers: names of the modules whose outputs are matched; the blocks of the network unless given.
+
+    Example:
+        >>> DistilOptions(hidden=0.0).outputs
+        1.0
+    """
+
+    outputs: float = 1.0
+    hidden: float = 1.0
+    layers: tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("outputs", "hidden"):
+            value = getattr(self, name)
+            if not isinstance(value, numbers.Real) or not math.isfinite(value) or value < 0:
+                raise BadInput(f"The weight of {name} is {value!r}; it must be a number of at least 0.")
+        if not self.outputs and not self.hidden:
+            raise BadInput("There is nothing to learn: give outputs or hidden states a positive weight.")
+
+
+def distil(
+    student: nn.Module,
+    teacher: nn.Module,
+    data: Any,
+    length: str | Duration = "1ep",
+    masks: Masks | None = None,
+    config: FitConfig | None = None,
+    *,
+    options: DistilOptions | None = None,
+) -> History:
+    """Train `student` in place to give the outputs and hidden states of `teacher`; labels are not needed.
+
+    Both run as in evaluation (no dropout, batch norms as they are), so the teacher's answers are the only source of
+    change. With `masks` the zeros are held. With `config.folder` the run keeps checkpoints and can be resumed.
+
+    Args:
+        student: the network to train.
+        teacher: the original, of the same architecture; it is not changed.
+        data: anything that `prunus.adapters.batches` reads. A data set of samples is shuffled anew in every epoch; data
+            that come in batches keep them and are shuffled batch by batch. Labels are ignored.
+        length: "2ep" or "500it".
+        masks: zeros to hold; those the student already has unless given.
+        config: how to train; AdamW at a small rate unless given.
+        options: what is matched.
+
+    Returns:
+        One record for each epoch; `loss` is the distance from the teacher.
+
+    Raises:
+        BadInput: if the networks differ in architecture or the data cannot be read.
+
+    Example:
+        >>> import copy, prunus, torch
+        >>> teacher = prunus.models.make("fc:64-32-10", seed=0)
+        >>> student = copy.deepcopy(teacher)
+        >>> masks = prunus.prune(student, 0.5)
+        >>> history = distil(student, teacher, torch.randn(256, 64), length="4ep", masks=masks)
+        >>> history[-1].loss < history[0].loss
+        True
+    """
+    config, options = (
+        config or FitConfig(optimizer="adamw", lr=5e-4, weight_decay=0.0, batch_size=32),
+        options or DistilOptions(),
+    )
+    mine, theirs = ({name: tuple(p.shape) for name, p in net.named_parameters()} for net in (student, teacher))
+    if mine != theirs:
+        first = next((name for name in {**mine, **theirs} if mine.get(name) != theirs.get(name)), "")
+        raise BadInput(f"Student and teacher must have the same architecture, but they differ in {first!r}.")
+    if masks is None:
+        masks = Masks.from_model(student) or None
+    ready = _ready(data, config.batch_size)
+    names = _layers(student, ready, options)
+    size = 1 if isinstance(ready, Prepared) else config.batch_size
+    learn = _Matching(student, teacher, names, options, config.temperature)
+    about = {"teacher": FitConfig(distill_from=teacher).record()["distill_from"], "matched": list(names)}
+    about |= {"outputs": options.outputs, "hidden": options.hidden}
+    run = Run(
+        student, ready, length, config.replace(batch_size=size), masks, about=about, learn=learn, in_training_mode=False
+    )  # fmt: skip
+    return run.train()
+
+
+def _ready(data: Any, size: int) -> Any:
+    """Data that can be read sample by sample as they are; everything else as a list of batches."""
+    if data is None:
+        raise BadInput("Distillation needs data: give samples like those the model will meet, labels are not needed.")
+    if reader(data) is not None:
+        return data
+    return Prepared([Batch(batch.args, batch.kwargs, None, batch.size) for batch in batches(data, size=size)])
+
+
+def _layers(student: nn.Module, data: Any, options: DistilOptions) -> tuple[str, ...]:
+    if not options.hidden:
+        return ()
+    if options.layers is not None:
+        known = dict(student.named_modules())
+        for name in options.layers:
+            if name not in known:
+                raise BadInput(f"The model has no module named {name!r} whose output could be matched.")
+        return tuple(options.layers)
+    first, _ = reader(data)(torch.arange(min(2, len(data))))  # type: ignore[misc]
+    return tuple(blocks(student, prunable_weights(student), as_batch(first)))
+
+
+class _Matching:
+    """The distance of the student's outputs and hidden states from the teacher's on one batch."""
+
+    def __init__(
+        self, student: nn.Module, teacher: nn.Module, names: Sequence[str], options: DistilOptions, heat: float
+    ) -> None:
+        self.student, self.teacher, self.names, self.options, self.heat = student, teacher, names, options, heat
+
+    def __call__(self, inputs: Any, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        batch = as_batch(inputs)
+        training = self.teacher.training
+        self.teacher.eval()
+        try:
+            with torch.no_grad(), _outputs_of(self.teacher, self.names) as wanted:
+                target = call(self.teacher, batch)
+        finally:
+            self.teacher.train(training)
+        with _outputs_of(self.student, self.names) as seen:
+            output = call(self.student, batch)
+        keep = batch.kwargs.get("attention_mask")
+        keep = keep.bool() if isinstance(keep, Tensor) and keep.dim() == 2 else None
+        answer, right = main_output(output), main_output(target)
+        loss = answer.new_zeros(())
+        if self.options.outputs:
+            loss = loss + self.options.outputs * self._answers(answer, right, keep, hasattr(output, "logits"))
+        if self.names:
+            parts = [
+                _relative(_real(seen[name], keep), _real(wanted[name], keep)) for name in self.names if name in seen
+            ]
+            loss = loss + self.options.hidden * torch.stack(parts).mean()
+        return loss, loss.detach(), answer
+
+    def _answers(self, answer: Tensor, right: Tensor, keep: Tensor | None, scores: bool) -> Tensor:
+        answer, right = _real(answer, keep), _real(right, keep)
+        if answer.shape[-1] < 2 or not (scores or (answer.dim() == 2 and keep is None)):
+            return _relative(answer, right)
+        soft, wish = (F.log_softmax(t.flatten(0, -2) / self.heat, dim=-1) for t in (answer, right))
+        return self.heat**2 * F.kl_div(soft, wish, reduction="batchmean", log_target=True)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Nothing is carried from step to step."""
+
+
+def _real(values: Tensor, keep: Tensor | None) -> Tensor:
+    """Without padded positions."""
+    return values[keep] if keep is not None and values.dim() == 3 and values.shape[:2] == keep.shape else values
+
+
+def _relative(values: Tensor, target: Tensor) -> Tensor:
+    return (values - target).square().mean() / target.square().mean().clamp_min(1e-12)
+
+
+@contextmanager
+def _outputs_of(model: nn.Module, names: Sequence[str]) -> Iterator[Mapping[str, Tensor]]:
+    """The first tensor that each named module returns, filled in while the model runs."""
+    found: dict[str, Tensor] = {}
+
+    def keep(name: str) -> Callable[..., None]:
+        def hook(module: nn.Module, inputs: Any, output: Any) -> None:
+            first = output[0] if isinstance(output, (tuple, list)) and output else output
+            if isinstance(first, Tensor) and first.is_floating_point():
+                found[name] = first
+
+        return hook
+
+    handles = [model.get_submodule(name).register_forward_hook(keep(name)) for name in names if name]
+    try:
+        yield found
+    finally:
+        for handle in handles:
+            handle.remove()

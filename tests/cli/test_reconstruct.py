@@ -1,0 +1,82 @@
+"""`prunus reconstruct`, `prunus distil` and `prunus prune --reconstruct`, one after the other as a user would."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import prunus
+from prunus.cli import run
+from prunus.models import save_weights
+
+NET = "fc:64-48-10"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder with a trained network in it."""
+    monkeypatch.chdir(tmp_path)
+    model = prunus.models.make(NET, seed=0)
+    prunus.training.fit(model, prunus.data.load("digits", split="train"), "3ep")
+    save_weights(model, tmp_path / "dense.safetensors")
+    return tmp_path
+
+
+def test_reconstruct_then_distil(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = [
+        "--weights",
+        "dense.safetensors",
+        "--data",
+        "digits",
+        "--sparsity",
+        "0.8",
+        "--exclude",
+        "layers.1",
+        "--json",
+    ]
+    assert run(["prune", NET, *data, "--pattern", "balanced:16"]) == 0
+    plain = json.loads(capsys.readouterr().out)
+    assert run(["prune", NET, *data, "--pattern", "balanced:16", "--reconstruct"]) == 0
+    adjusted = json.loads(capsys.readouterr().out)
+    assert run(["reconstruct", NET, *data, "-o", "small.safetensors"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert plain["accuracy_after"] < adjusted["accuracy_after"] <= 1
+    assert plain["accuracy_after"] < found["accuracy_after"]
+    assert found["layers"][0]["after"] < found["layers"][0]["before"]
+    masks = prunus.Masks.load(folder / "small.masks.safetensors")
+    assert abs(masks.sparsity - found["sparsity"]) < 1e-12
+    call = ["distil", NET, "--weights", "small.safetensors", "--teacher", "dense.safetensors", "--data", "digits"]
+    assert run([*call, "--length", "30it", "--output", "better.safetensors", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["final"]["sparsity"] > 0.75
+    better = prunus.models.resolve(NET, str(folder / "better.safetensors"))
+    assert all((p[~masks[name]] == 0).all() for name, p in masks.parameters_of(better).items())
+
+
+def test_tables_for_people_fit_eighty_columns(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    call = ["reconstruct", NET, "--weights", "dense.safetensors", "--data", "digits", "--samples", "128"]
+    assert run([*call, "--pattern", "2:4"]) == 0
+    shown = capsys.readouterr().out
+    assert max(map(len, shown.splitlines())) <= 80
+    assert "magnitude" in shown
+    assert "no training" in shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["reconstruct", NET], "name some with --data"),
+        (["reconstruct", NET, "--data", "digits", "--pattern", "blanced:16"], "did you mean"),
+        (["reconstruct", NET, "--data", "digits", "--samples", "0"], "samples is 0"),
+        (["distil", NET, "--data", "digits"], "--weights of a pruned network"),
+        (["prune", NET, "--reconstruct"], "name some with --data"),
+    ],
+)
+def test_bad_input_is_one_sentence(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(arguments) == 2
+    assert words in capsys.readouterr().err

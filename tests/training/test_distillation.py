@@ -1,0 +1,127 @@
+"""`distil`: the student comes nearer to its teacher, zeros stay, runs resume to the same bytes."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import prunus
+from prunus.errors import BadInput, PrunusError
+from prunus.training import DistilOptions, FitConfig, distil
+from support.training import conv_net, digits, fc, same_bytes
+
+
+class Encoder(nn.Module):
+    """Tokens in by name, hidden states out, as encoders of transformers do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(30, 16)
+        self.layers = nn.ModuleList([nn.Linear(16, 16) for _ in range(3)])
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> dict[str, Tensor]:
+        hidden = self.table(input_ids)
+        for layer in self.layers:
+            hidden = hidden + torch.tanh(layer(hidden))
+        return {"last_hidden_state": hidden}
+
+
+def sentences(count: int = 12) -> list[dict[str, Tensor]]:
+    source = torch.Generator().manual_seed(0)
+    mask = torch.ones(4, 7, dtype=torch.long)
+    mask[2:, 4:] = 0
+    return [{"input_ids": torch.randint(30, (4, 7), generator=source), "attention_mask": mask} for _ in range(count)]
+
+
+def pruned(teacher: nn.Module, sparsity: float = 0.6) -> tuple[nn.Module, prunus.Masks]:
+    student = copy.deepcopy(teacher)
+    return student, prunus.prune(student, sparsity)
+
+
+@pytest.mark.parametrize("data", ["samples", "tensor", "batches by name"])
+def test_the_student_comes_nearer_and_its_zeros_stay(data: str) -> None:
+    torch.manual_seed(0)
+    teacher: nn.Module = Encoder() if data == "batches by name" else fc()
+    given: Any = {"samples": digits(256)[0], "tensor": torch.randn(256, 64), "batches by name": sentences()}[data]
+    student, masks = pruned(teacher)
+    kept = copy.deepcopy(teacher.state_dict())
+    quick = FitConfig(optimizer="adamw", lr=4e-3, weight_decay=0.0, batch_size=32)
+    history = distil(student, teacher, given, "6ep", masks, quick)
+    assert history[-1].loss < 0.8 * history[0].loss
+    assert len(history) == 6
+    for name, parameter in masks.parameters_of(student).items():
+        assert (parameter[~masks[name]] == 0).all()
+    assert same_bytes(teacher.state_dict(), kept)
+    assert teacher.training
+    assert not any(module._forward_hooks for module in [*teacher.modules(), *student.modules()])
+
+
+def test_zeros_are_held_even_if_nobody_gives_masks() -> None:
+    student, masks = pruned(fc())
+    distil(student, fc(), digits(64)[0], "1ep")
+    assert all((p[~masks[name]] == 0).all() for name, p in masks.parameters_of(student).items())
+
+
+def test_padded_positions_do_not_count() -> None:
+    torch.manual_seed(0)
+    teacher = Encoder()
+    student, masks = pruned(teacher)
+    changed = [{**batch, "input_ids": batch["input_ids"] * batch["attention_mask"]} for batch in sentences()]
+    one, two = copy.deepcopy(student), copy.deepcopy(student)
+    distil(one, teacher, sentences(), "1ep", masks)
+    distil(two, teacher, changed, "1ep", masks)  # other tokens, but only where sentences are padded
+    frozen = "table.weight"
+    for name, value in one.state_dict().items():
+        if name != frozen:
+            torch.testing.assert_close(value, two.state_dict()[name])
+
+
+def test_batch_norms_and_dropout_stand_still() -> None:
+    teacher = conv_net()
+    student, masks = pruned(teacher, 0.3)
+    before = {name: value.clone() for name, value in student.named_buffers()}
+    distil(student, teacher, digits(64)[0], "1ep", masks)
+    assert all(torch.equal(value, before[name]) for name, value in student.named_buffers())
+    exact = copy.deepcopy(teacher)
+    assert distil(exact, teacher, digits(64)[0], "1ep")[0].loss < 1e-4  # with dropout the two would differ
+
+
+def test_a_broken_run_ends_in_the_same_bytes(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    teacher = Encoder()
+    whole, masks = pruned(teacher)
+    broken = copy.deepcopy(whole)
+    config = FitConfig(optimizer="adamw", lr=1e-3, folder=tmp_path, every="3it")
+    distil(whole, teacher, sentences(), "2ep", masks, config.replace(folder=None))
+
+    class Killed(PrunusError):
+        pass
+
+    def kill(record: Any) -> None:
+        raise Killed
+
+    with pytest.raises(Killed):
+        distil(broken, teacher, sentences(), "2ep", masks, config.replace(callbacks=(kill,)))
+    again = copy.deepcopy(teacher)
+    distil(again, teacher, sentences(), "2ep", masks, config.replace(resume=True))
+    assert same_bytes(whole.state_dict(), again.state_dict())
+    with pytest.raises(BadInput, match="hidden"):
+        distil(
+            again, teacher, sentences(), "2ep", masks, config.replace(resume=True), options=DistilOptions(hidden=2.0)
+        )
+
+
+def test_what_cannot_be_distilled_is_refused() -> None:
+    with pytest.raises(BadInput, match=r"differ in 'layers\.0\.weight'"):
+        distil(fc("64-16-10"), fc(), torch.randn(8, 64))
+    with pytest.raises(BadInput, match="needs data"):
+        distil(fc(), fc(), None)
+    with pytest.raises(BadInput, match=r"no module named 'layer\.9'"):
+        distil(fc(), fc(), torch.randn(8, 64), options=DistilOptions(layers=("layer.9",)))
+    with pytest.raises(BadInput, match="nothing to learn"):
+        DistilOptions(outputs=0.0, hidden=0.0)

