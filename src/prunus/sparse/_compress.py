@@ -64,7 +64,8 @@ def compress(
 
     Channels that are always zero are removed with what reads them. Batch norms that follow a replaced convolution are
     folded into it; with `fuse` ReLUs and residual sums run inside the layer before them, and the copy is a `torch.fx`
-    graph where the model can be traced, whose inner results live in memory that is used again. `permutations` are
+    graph where the model can be traced, whose inner results live in memory that is used again; blocks of transformers
+    (BERT and its relatives, Llama, Mistral, Qwen2) whose layers are all packed run by one call. `permutations` are
     orders of columns by layer, as `find_permuted_masks` gives them. The copy is in evaluation mode.
     """
     dtype = torch.int8 if dtype is None and activations is not None else dtype

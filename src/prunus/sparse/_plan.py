@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from prunus.errors import BadInput
+from prunus.sparse._blocks import run_blocks_natively
 from prunus.sparse._foreign import Cast, PaddedConv2d, SparseAttention
 from prunus.sparse._geometry import Geometry
 from prunus.sparse._graph import fuse
@@ -181,7 +182,9 @@ def install(model: nn.Module, plan: Plan, modules: dict[str, nn.Module]) -> nn.M
         for place in names[id(model.get_submodule(name))]:  # a module used twice is replaced in both places
             model.set_submodule(place, module)
     _close_fused_paths(model)
-    model = fuse(model) if plan.fused else model
+    if plan.fused:
+        model = fuse(model)
+        run_blocks_natively(model)
     setattr(model, ATTRIBUTE, plan)
     return model
 

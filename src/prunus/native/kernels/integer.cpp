@@ -125,19 +125,24 @@ IntegerMatrix::IntegerMatrix(const Packed &p, const float *row_scale)
     std::copy(bytes.begin(), bytes.end(), units.get());
 }
 
-void integer_linear(const IntegerLevel &level, const IntegerMatrix &m, const float *x, int64_t ldx, int64_t tokens,
-                    float *y, const float *bias, bool relu, int threads) {
-    const int64_t groups = int64_t(m.groups.size());
-    if (tokens == 0 || groups == 0) return;
-    const int64_t pitch = m.banks * table, work = m.count * 64 * tokens;
-    const int useful = int(std::max<int64_t>(1, std::min<int64_t>(threads, work / work_per_thread)));
-    uint8_t *q = static_cast<uint8_t *>(scratch(Scratch::quantised, pitch * tokens + int64_t(sizeof(Step)) * tokens + table));
+Quantised quantise_tokens(const IntegerLevel &level, const float *x, int64_t cols, int64_t ldx, int64_t tokens, int threads) {
+    const int64_t pitch = (cols + table - 1) / table * table;
+    const int64_t bytes = pitch * tokens + int64_t(sizeof(Step)) * tokens;
+    uint8_t *q = static_cast<uint8_t *>(scratch(Scratch::quantised, bytes + table));
     Step *steps = reinterpret_cast<Step *>(q + pitch * tokens);
-    const int64_t together = std::max<int64_t>(1, task_work / std::max<int64_t>(1, m.cols));
-    parallel(useful, (tokens + together - 1) / together, [&](int64_t task) {
+    const int64_t together = std::max<int64_t>(1, task_work / std::max<int64_t>(1, cols));
+    parallel(threads, (tokens + together - 1) / together, [&](int64_t task) {
         for (int64_t n = task * together; n < std::min(tokens, (task + 1) * together); ++n)
-            steps[n] = level.quantise(x + n * ldx, m.cols, q + n * pitch);
+            steps[n] = level.quantise(x + n * ldx, cols, q + n * pitch);
     });
+    return {q, steps, pitch};
+}
+
+void multiply_tokens(const IntegerLevel &level, const IntegerMatrix &m, const Quantised &inputs, int64_t tokens, float *y,
+                     int64_t ldy, const float *bias, bool relu, int threads) {
+    const int64_t groups = int64_t(m.groups.size()), pitch = inputs.pitch;
+    if (tokens == 0 || groups == 0) return;
+    const int useful = int(std::max<int64_t>(1, std::min<int64_t>(threads, m.count * 64 * tokens / work_per_thread)));
     // Tokens are cut so that their inputs stay in the first-level cache while all rows read them.
     const int64_t block = std::max<int64_t>(4, inputs_at_hand / std::max<int64_t>(1, pitch) / 4 * 4);
     const int64_t blocks = (tokens + block - 1) / block;
@@ -152,19 +157,26 @@ void integer_linear(const IntegerLevel &level, const IntegerMatrix &m, const flo
                             .quads = group.quads,
                             .pairs = group.pairs,
                             .crossed = group.crossed,
-                            .x = q + n * pitch,
+                            .x = inputs.at + n * pitch,
                             .pitch = pitch,
-                            .step = steps + n,
+                            .step = inputs.steps + n,
                             .tokens = int(count),
                             .sum = m.sum.data() + first,
                             .scale = m.scale.data() + first,
                             .bias = bias ? bias + first : nullptr,
                             .rows = std::min(lanes, m.rows - first),
                             .relu = relu,
-                            .out = y + n * m.rows + first,
-                            .ldo = m.rows});
+                            .out = y + n * ldy + first,
+                            .ldo = ldy});
         }
     });
+}
+
+void integer_linear(const IntegerLevel &level, const IntegerMatrix &m, const float *x, int64_t ldx, int64_t tokens,
+                    float *y, const float *bias, bool relu, int threads) {
+    const int useful = tokens * m.cols < task_work ? 1 : threads;
+    const Quantised inputs = quantise_tokens(level, x, m.cols, ldx, tokens, useful);
+    multiply_tokens(level, m, inputs, tokens, y, m.rows, bias, relu, threads);
 }
 
 }  // namespace kernels

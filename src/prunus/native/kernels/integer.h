@@ -98,6 +98,18 @@ const IntegerLevel &avx2_integers();
 const IntegerLevel &avx_vnni_integers();
 const IntegerLevel &avx512_vnni_integers();
 
+// Tokens as bytes, in memory of the calling thread: until it quantises again.
+struct Quantised {
+    const uint8_t *at;
+    const Step *steps;
+    int64_t pitch;  // bytes from token to token
+};
+
+Quantised quantise_tokens(const IntegerLevel &, const float *x, int64_t cols, int64_t ldx, int64_t tokens, int threads);
+
+void multiply_tokens(const IntegerLevel &, const IntegerMatrix &, const Quantised &, int64_t tokens, float *y, int64_t ldy,
+                     const float *bias, bool relu, int threads);
+
 // y (tokens x rows) = act(x (tokens x cols) * W^T + bias).
 void integer_linear(const IntegerLevel &, const IntegerMatrix &, const float *x, int64_t ldx, int64_t tokens, float *y,
                     const float *bias, bool relu, int threads);

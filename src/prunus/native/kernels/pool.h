@@ -31,6 +31,11 @@ enum class Scratch : int {
     program,    // what the steps of a program hand each other
     window,     // of an image
     quantised,  // inputs as bytes
+    projected,  // queries, keys and values
+    heads,      // what attention gives
+    attention,  // scores of a head
+    residual,   // sums and norms of a block
+    inner,      // of a feed-forward
     count
 };
 void *scratch(Scratch use, int64_t bytes);

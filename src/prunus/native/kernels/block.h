@@ -1,0 +1,99 @@
+// A transformer's block in one run: attention, norms, activations and residual sums around packed linear layers.
+#pragma once
+
+#include <cstdint>
+
+#include "integer.h"
+#include "run.h"
+
+namespace prunus {
+namespace kernels {
+
+enum class Activation : int { relu = 0, gelu = 1, gelu_tanh = 2, silu = 3 };
+
+// A packed linear layer; with `integer` its products are integers.
+struct Product {
+    const Packed *packed = nullptr;
+    Places *places = nullptr;
+    const float *scale = nullptr, *bias = nullptr;
+    const IntegerMatrix *integer = nullptr;
+    int64_t rows() const { return packed->rows; }
+    int64_t cols() const { return packed->cols; }
+};
+
+// LayerNorm, or without means and bias RMSNorm.
+struct Norm {
+    const float *weight = nullptr, *bias = nullptr;
+    float eps = 0.0f;
+    bool rms = false;
+};
+
+struct Block {
+    Product query, key, value, out, up, gate, down;  // gate may be missing: its packed is null
+    Norm first, second;
+    bool before;  // the norms stand before attention and feed-forward, otherwise after their residual sums
+    Activation activation;
+    int64_t heads, key_heads, size;  // size of a head
+    float scaling;                   // of the scores
+    int64_t width() const { return out.rows(); }
+};
+
+// What the queries of one block see. Rotations: cos and sin (length x size) of each sequence, or null. The mask is added
+// to the scores; its strides may be zero.
+struct Sequence {
+    int64_t batch, length;
+    const float *cos, *sin;
+    int64_t rotation;  // floats from one sequence to the next
+    const float *mask;
+    int64_t mask_batch, mask_head, mask_query;
+    bool causal;  // query i sees the keys up to i, counted so that the last query sees all
+};
+
+// One head of one sequence: out[query] = softmax(q k^T * scaling + mask) v.
+struct Attention {
+    const float *q, *k, *v;  // rows of `size`
+    int64_t queries, keys, size;
+    float scaling;
+    const float *mask;
+    int64_t mask_query;
+    bool causal;
+    float *room;  // attention_room floats
+    float *out;
+    int64_t ldo;
+};
+
+struct BlockLevel {
+    void (*attend)(const Attention &);
+    // x = act(x), or act(gate) * x.
+    void (*activate)(Activation, float *x, const float *gate, int64_t count);
+    // sum = x + added (where given), out = norm(sum); sum may be null, and in place of x.
+    void (*normalise)(const Norm &, const float *x, const float *added, int64_t count, float *sum, float *out);
+};
+
+const BlockLevel &portable_blocks();
+const BlockLevel &avx2_blocks();
+
+struct Machine {
+    const Level &level;
+    const IntegerLevel &integers;
+    const BlockLevel &blocks;
+    int threads;
+};
+
+// Queries, keys and values of x (batch x length x width), rotated: batch x heads x length x size each.
+void project(const Machine &, const Block &, const Sequence &, const float *x, float *q, float *k, float *v);
+
+// The rest of the block: q as `project` gives it, k and v (batch x key_heads x keys x size).
+void attend(const Machine &, const Block &, const Sequence &, const float *x, const float *q, const float *k,
+            const float *v, int64_t keys, float *y);
+
+// Both, where keys and values are those of x itself.
+void encode(const Machine &, const Block &, const Sequence &, const float *x, float *y);
+
+inline int64_t attention_room(int64_t keys, int64_t size) {
+    const int64_t padded = (keys + 15) / 16 * 16;
+    return padded * ((size + 15) / 16 * 16 + size + 4) + 64;
+}
+
+}  // namespace kernels
+}  // namespace prunus
