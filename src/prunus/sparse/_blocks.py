@@ -33,7 +33,7 @@ ACTIVATIONS: tuple[Callable[[Tensor], Tensor], ...] = (  # as the kernels number
 class Parts:
     """The modules of a block: query, key, value, out, up, gate (or None) and down, its two norms, and its numbers."""
 
-    layers: tuple[nn.Module | None, ...]
+    layers: tuple[Any, ...]
     norms: tuple[nn.Module, nn.Module]
     attention: nn.Module
     activation: int
@@ -174,7 +174,7 @@ class NativeForward:
         return True
 
     def _addresses(self, parts: Parts) -> tuple[Any, ...]:
-        packed = tuple(None if layer is None else id(layer.packed) for layer in parts.layers)  # type: ignore[union-attr]
+        packed = tuple(None if layer is None else id(layer.packed) for layer in parts.layers)
         return (*packed, *(0 if tensor is None else tensor.data_ptr() for tensor in parts.tensors()))
 
     def _build(self, parts: Parts | None) -> None:
@@ -182,12 +182,12 @@ class NativeForward:
             return
         tensors = list(parts.tensors())
         plain = all(t is None or (t.dtype == torch.float32 and t.is_contiguous() and t.is_cpu) for t in tensors)
-        layers = [None if layer is None else layer.packed for layer in parts.layers]  # type: ignore[union-attr]
+        layers = [None if layer is None else layer.packed for layer in parts.layers]
         native = [None if packed is None else packed.layer for packed in layers]
         if not plain or any(one is None for one, packed in zip(native, layers) if packed is not None):
             return
         pointers = [0 if tensor is None else tensor.data_ptr() for tensor in tensors]
-        integer = [layer is not None and layer.integer for layer in parts.layers]  # type: ignore[union-attr]
+        integer = [layer is not None and layer.integer for layer in parts.layers]
         eps = [_eps(norm) for norm in parts.norms]
         sizes = (parts.heads, parts.key_heads, parts.size, parts.scaling)
         try:
