@@ -1,8 +1,8 @@
 """When sparse is faster: a 1024x1024 layer over sparsity, bank and batch, beside what the bank costs in energy.
 
 "vs dense" is F.linear over ours, one thread, fp32. "energy" is the share of weight energy a balanced mask removes from
-normal weights, and "excess" how much more that is than for a free choice (ledger B-6). "unstructured" masks are packed
-with zero-filled slots.
+a layer as torch initialises it (uniform weights; for normal ones see the guide), and "excess" how much more that is
+than for a free choice (ledger B-6). "unstructured" masks are packed with zero-filled slots.
 """
 
 from __future__ import annotations

@@ -76,7 +76,7 @@ def _encoder(repeats: int) -> list[dict[str, Any]]:
     for batch, length in ((1, 32), (8, 64)):
         tokens = torch.randint(1000, 20_000, (batch, length), generator=torch.Generator().manual_seed(0))
         fast = prunus.compress(pruned, example=tokens)
-        row = rows([bench_model(pruned, fast, tokens, onnx=False, repeats=repeats)])[0]
+        row = rows([bench_model(pruned, fast, tokens, peers=(), repeats=repeats)])[0]
         with torch.no_grad():
             before, after = dense(tokens).mean(1), fast(tokens).mean(1)
         row["what"] = f"MiniLM-L6 encoder, batch {batch} x {length} tokens"

@@ -10,6 +10,7 @@
 #include <random>
 #include <vector>
 
+#include "block.h"
 #include "integer.h"
 #include "pack.h"
 #include "program.h"
@@ -136,6 +137,70 @@ void check_integers(const IntegerLevel &level) {
             std::printf("integers on %s: %.9g instead of %.9g\n", level.name, double(found), double(exact));
             std::exit(1);
         }
+    }
+}
+
+// One head of attention against sums in double precision, from inputs that are exactly as large as they must be.
+void check_attention(const BlockLevel &level, const char *name) {
+    const int64_t queries = draw(1, 40), size = draw(1, 40), more = draw(0, 1) ? draw(0, 30) : 0, keys = queries + more;
+    const bool causal = draw(0, 1), masked = draw(0, 1);
+    const Floats q(queries * size), k(keys * size), v(keys * size), mask(queries * keys);
+    std::unique_ptr<float[]> room(new float[size_t(attention_room(keys, size))]), y(new float[size_t(queries * size)]);
+    const float scaling = 0.3f;
+    level.attend({q.at.get(), k.at.get(), v.at.get(), queries, keys, size, scaling, masked ? mask.at.get() : nullptr, keys, causal,
+                  room.get(), y.get(), size});
+    for (int64_t i = 0; i < queries; ++i) {
+        const int64_t seen = causal ? more + i + 1 : keys;
+        std::vector<double> weight(static_cast<size_t>(seen));
+        double total = 0.0;
+        for (int64_t j = 0; j < seen; ++j) {
+            double score = 0.0;
+            for (int64_t c = 0; c < size; ++c) score += double(q.at[size_t(i * size + c)]) * k.at[size_t(j * size + c)];
+            total += weight[size_t(j)] = std::exp(score * scaling + (masked ? mask.at[size_t(i * keys + j)] : 0.0f));
+        }
+        for (int64_t c = 0; c < size; ++c) {
+            double sum = 0.0;
+            for (int64_t j = 0; j < seen; ++j) sum += weight[size_t(j)] / total * v.at[size_t(j * size + c)];
+            compare("attention", name, y[size_t(i * size + c)], sum, 10.0);
+        }
+    }
+}
+
+// Activations and norms against double precision, and a whole block for one and for several threads, byte for byte.
+void check_block(const BlockLevel &level, const IntegerLevel &integers, const char *name) {
+    const int64_t heads = draw(1, 3) * 2, size = draw(1, 6) * 2, width = draw(1, 40), inner = draw(1, 50), key_heads = heads / 2;
+    const Values kind = draw(0, 1) ? Values::i8 : Values::f32;
+    const Matrix query(heads * size, width, 16, 0.4, kind), key(key_heads * size, width, 16, 0.4, kind);
+    const Matrix out(width, heads * size, 16, 0.4, kind), up(inner, width, 16, 0.4, kind), down(width, inner, 16, 0.4, kind);
+    std::vector<std::unique_ptr<IntegerMatrix>> made;
+    std::vector<std::unique_ptr<Places>> places;
+    const bool integer = kind == Values::i8 && draw(0, 1);
+    const auto product = [&](const Matrix &m) {
+        places.push_back(std::make_unique<Places>());
+        if (integer) made.push_back(std::make_unique<IntegerMatrix>(m.packed, m.scales()));
+        return Product{&m.packed, places.back().get(), m.scales(), nullptr, integer ? made.back().get() : nullptr};
+    };
+    const Floats weight(width), bias(width), turns(40 * size);
+    const bool rms = draw(0, 1), before = draw(0, 1);
+    const Norm norm = {weight.at.get(), rms ? nullptr : bias.at.get(), 1e-5f, rms};
+    Block b{product(query), product(key), product(key), product(out), product(up), draw(0, 1) ? product(up) : Product{},
+            product(down), norm, norm, before, Activation(draw(0, 3)), heads, key_heads, size, 0.5f};
+    const int64_t batch = draw(1, 3), length = draw(1, 40), tokens = batch * length;
+    Sequence s{};
+    s.batch = batch, s.length = length, s.causal = draw(0, 1);
+    if (draw(0, 1)) s.cos = s.sin = turns.at.get();
+    const Floats x(tokens * width);
+    std::unique_ptr<float[]> one(new float[size_t(tokens * width)]), two(new float[size_t(tokens * width)]);
+    encode({portable_level(), integers, level, 1}, b, s, x.at.get(), one.get());
+    encode({portable_level(), integers, level, 3}, b, s, x.at.get(), two.get());
+    for (int64_t i = 0; i < tokens * width; ++i) compare("block", name, two[size_t(i)], one[size_t(i)], 0.0);
+    Floats values(draw(1, 30));
+    std::unique_ptr<float[]> found(new float[size_t(values.size)]);
+    std::copy(values.at.get(), values.at.get() + values.size, found.get());
+    level.activate(Activation::gelu, found.get(), nullptr, values.size);
+    for (int64_t i = 0; i < values.size; ++i) {
+        const double exact = values.at[size_t(i)];
+        compare("gelu", name, found[size_t(i)], 0.5 * exact * (1.0 + std::erf(exact / std::sqrt(2.0))), 1.0);
     }
 }
 
@@ -279,9 +344,20 @@ int main(int count, char **arguments) {
 #endif
     std::vector<const IntegerLevel *> integers = {&portable_integers()};
     if (__builtin_cpu_supports("avx2")) integers.push_back(&avx2_integers());
+#ifdef PRUNUS_EMULATE_AVX512
+    integers.push_back(&avx512_vnni_integers());
+    integers.push_back(&avx_vnni_integers());
+#endif
     for (const IntegerLevel *level : integers) {
         for (int i = 0; i < 5 * cases; ++i) check_integers(*level);
         std::printf("%s integers: %d cases are exact\n", level->name, 5 * cases);
+    }
+    const std::pair<const BlockLevel *, const IntegerLevel *> blocks[] = {{&portable_blocks(), &portable_integers()},
+                                                                         {&avx2_blocks(), &avx2_integers()}};
+    for (const auto &[level, integer] : blocks) {
+        if (integer != &portable_integers() && !(__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))) continue;
+        for (int i = 0; i < cases; ++i) check_attention(*level, integer->name), check_block(*level, *integer, integer->name);
+        std::printf("%s blocks: %d cases agree\n", integer->name, cases);
     }
     for (const Level *level : levels) {
         for (int i = 0; i < cases; ++i) {

@@ -10,7 +10,7 @@ source=$here/../../src/prunus/native
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 compiler=${CXX:-g++}
-common="-std=c++20 -g -fno-math-errno -ffp-contract=off -I$source -I$source/kernels"
+common="-std=c++20 -g -fno-math-errno -ffp-contract=off -Wno-psabi -I$source -I$source/kernels"
 if [ "$mode" = sanitize ]; then
     common="$common -O1 -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer"
 else
@@ -21,14 +21,17 @@ if echo '#include <simde/x86/avx512.h>' | $compiler -fsyntax-only -x c++ -std=c+
     common="$common -DPRUNUS_EMULATE_AVX512"
     wide="-mavx2 -mfma -mbmi -mbmi2 -Wno-psabi"
 fi
+vnni=
+case $common in *EMULATE*) vnni="$source/kernels/integer_avx512_vnni $source/kernels/integer_avx_vnni" ;; esac
 objects=
 for unit in "$here/kernels_check" "$source/kernels/pack" "$source/kernels/linear" "$source/kernels/conv" \
     "$source/kernels/places" "$source/kernels/program" "$source/kernels/pool" "$source/kernels/portable" "$source/kernels/avx2" "$source/kernels/avx512" \
-    "$source/kernels/integer" "$source/kernels/integer_portable" "$source/kernels/integer_avx2"; do
+    "$source/kernels/integer" "$source/kernels/integer_portable" "$source/kernels/integer_avx2" \
+    "$source/kernels/block" "$source/kernels/block_portable" "$source/kernels/block_avx2" $vnni; do
     flags=
     case $unit in
-    */avx2 | */integer_avx2) flags="-mavx2 -mfma -mf16c -mbmi -mbmi2" ;;
-    */avx512) flags=$wide ;;
+    */avx2 | */integer_avx2 | */block_avx2) flags="-mavx2 -mfma -mf16c -mbmi -mbmi2" ;;
+    */avx512 | *_vnni) flags=$wide ;;
     esac
     object=$work/$(basename "$unit").o
     $compiler $common $flags -c "$unit.cpp" -o "$object"

@@ -41,9 +41,10 @@ def bench(
 ) -> None:
     """Time dense and sparse layers or a whole network, side by side.
 
-    Candidates: torch dense, dense with weights packed in advance (oneDNN, MKL), ONNX Runtime, torch CSR, SciPy CSR,
-    numba CSR (those that are installed), and ours, in interleaved runs. Prints how many times faster ours is, with the
-    spread, the realised sparsity, the ideal time for this sparsity, and the share of the machine's limit reached.
+    Candidates: torch dense, dense with weights packed in advance (oneDNN, MKL), ONNX Runtime and OpenVINO, the same
+    quantised to int8, torch int8, torch CSR, SciPy CSR, numba CSR (those that are installed), and ours in float32 and
+    in integers, in interleaved runs. Prints how many times faster ours is, with the spread, the error of each output
+    against float32, the realised sparsity, the ideal time for it, and the share of the machine's limit reached.
 
     Example: `prunus bench 512x512 conv:16-16-3@16 --sparsity 0.9 --batch 8 --repeats 3 -o bench.html`
     """
@@ -90,9 +91,8 @@ def _one(
     if linear:
         layer = nn.Linear(int(linear[2]), int(linear[1]), bias=False)
         prune(layer, sparsity, pattern=pattern)
-        return _bench.bench_linear(
-            layer.weight.detach(), batch, peers=("csr", "scipy", "numba", "onnx"), repeats=repeats
-        )
+        others = ("csr", "scipy", "numba", "onnx", "onnx int8", "torch int8", "openvino")
+        return _bench.bench_linear(layer.weight.detach(), batch, peers=others, repeats=repeats)
     if conv:
         inputs, outputs, kernel, size = map(int, conv.groups())
         image = nn.Conv2d(inputs, outputs, kernel, padding=kernel // 2, bias=False).requires_grad_(False)
@@ -104,6 +104,8 @@ def _one(
 def _model(
     name: str, sparsity: float, batch: int, pattern: str, exclude: tuple[str, ...], weights: Path | None, repeats: int
 ) -> Result:
+    import torch
+
     from prunus.cli.compress import example_input
     from prunus.errors import BadInput
     from prunus.models import resolve
@@ -116,7 +118,10 @@ def _model(
     if example is None:
         raise BadInput(f"The shape of the inputs of {name!r} is not known; bench a model of the zoo or a shape.")
     prune(model, sparsity, pattern=pattern, exclude=exclude)
-    return bench_model(model, compress(model, example=example, fuse=True), example, repeats=repeats)
+    fast = compress(model, example=example, fuse=True)
+    integer = compress(model, example=example, fuse=True, activations=torch.int8)
+    peers = ("onnx", "onnx int8", "onnx int8 static", "openvino", "openvino int8", "torch int8")
+    return bench_model(model, fast, example, integer=integer, peers=peers, repeats=repeats)
 
 
 def _page(results: list[Result], path: Path) -> Path:
@@ -161,11 +166,17 @@ def _print(results: list[Result], table: list[dict[str, Any]], page: str | None,
         return
     for result, row in zip(results, table):
         lines = [
-            [name, f"{1e6 * seconds:.1f}", f"{result.spread[name]:.1%}", f"{result.ratios[name]:.2f}"]
+            [
+                name,
+                f"{1e6 * seconds:.1f}",
+                f"{result.spread[name]:.1%}",
+                f"{result.ratios[name]:.2f}",
+                f"{result.errors[name]:.2%}" if name in result.errors else None,
+            ]
             for name, seconds in sorted(result.seconds.items(), key=lambda item: item[1])
         ]
         title = f"{result.what}, realised sparsity {result.sparsity:.4f}"
-        print_table(["candidate", "microseconds", "spread", "times ours"], lines, title=title)
+        print_table(["candidate", "microseconds", "spread", "times ours", "error"], lines, title=title)
         if result.ideal is not None:
             console().print(
                 f"ideal {row['ideal microseconds']} us for this sparsity; {row['GFLOP/s']} GFLOP/s, "

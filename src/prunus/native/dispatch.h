@@ -19,13 +19,27 @@ inline Level best_level() {
     const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c") &&
                       __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2");
     const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
-                        __builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("avx512vnni") &&
-                        __builtin_cpu_supports("avx512bf16");
+                        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
     if (avx2 && avx512) return Level::avx512;
     if (avx2) return Level::avx2;
 #endif
     return Level::portable;
+}
+
+// Whether the processor multiplies bytes four at a time; which of the two encodings it knows is another matter.
+inline bool has_avx512_vnni() {
+#ifdef PRUNUS_X86
+    return best_level() == Level::avx512 && __builtin_cpu_supports("avx512vnni");
+#else
+    return false;
+#endif
+}
+inline bool has_avx_vnni() {
+#if defined(PRUNUS_X86) && defined(PRUNUS_AVX_VNNI)
+    return best_level() >= Level::avx2 && __builtin_cpu_supports("avxvnni");
+#else
+    return false;
+#endif
 }
 
 // A forced level above what the processor has is lowered to what it has: the request can never crash.

@@ -6,9 +6,8 @@ the overhead measured as the time of the same call on a layer without weights.
 
 from __future__ import annotations
 
-import statistics
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,13 +15,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from prunus import timing
 from prunus.sparse._geometry import Geometry
 from prunus.sparse._machine import limits
-from prunus.sparse._measure import samples_in_turn
 from prunus.sparse._modules import BalancedLinear, SparseConv2d
 from prunus.sparse._packed import Packed, pack
+from prunus.sparse._peers import KINDS, Run, find_peers, output_error
 
-Run = Callable[[], Any]
+INTEGER = "ours, integers"
 SAMPLE = 1e-2  # seconds: long enough that weights lie where repeated calls leave them, not where another candidate did
 
 
@@ -39,6 +39,13 @@ class Result:
     compute_limit: float | None = None
     bandwidth_limit: float | None = None
     notes: dict[str, Any] = field(default_factory=dict)
+    errors: dict[str, float] = field(default_factory=dict)  # of each output against float32, where it was computed
+
+    @property
+    def best_int8(self) -> float | None:
+        """How many times faster our integer products are than the fastest quantised dense candidate."""
+        dense = [seconds for name, seconds in self.seconds.items() if name.startswith("int8")]
+        return min(dense) / self.seconds[INTEGER] if dense and INTEGER in self.seconds else None
 
     @property
     def best_dense(self) -> float:
@@ -55,30 +62,28 @@ class Result:
 def time_candidates(candidates: dict[str, Run], repeats: int = 11) -> tuple[dict[str, float], ...]:
     """Median seconds, spread (half the interquartile range over the median), and times slower than "ours"."""
     with torch.no_grad():
-        samples = dict(zip(candidates, samples_in_turn(list(candidates.values()), repeats, SAMPLE)))
-    median = {name: statistics.median(values) for name, values in samples.items()}
-    spread = {}
-    for name, values in samples.items():
-        low, _, high = statistics.quantiles(values, n=4)
-        spread[name] = (high - low) / 2 / median[name]
-    ratios = {
-        name: statistics.median(other / mine for other, mine in zip(values, samples["ours"]))
-        for name, values in samples.items()
-    }
-    return median, spread, ratios
+        samples = timing.interleave(candidates, repeats, SAMPLE, timing.clock_for(torch.get_num_threads()))
+    seconds = {name: timing.median(values) for name, values in samples.items()}
+    spread = {name: timing.spread(values) for name, values in samples.items()}
+    return seconds, spread, timing.ratios(samples, "ours")
 
 
 def bench_linear(
-    weight: Tensor, batch: int, *, peers: Sequence[str] = ("csr", "scipy", "onnx"), repeats: int = 11
+    weight: Tensor,
+    batch: int,
+    *,
+    peers: Sequence[str] = ("csr", "scipy", "onnx", "onnx int8", "torch int8"),
+    repeats: int = 11,
 ) -> Result:
-    """A linear layer with zeros in its weight, for one batch size."""
+    """A linear layer with zeros in its weight, for one batch size, in float32 and in integers."""
     rows, cols = weight.shape
     packed, x = pack(weight), torch.randn(batch, cols, generator=torch.Generator().manual_seed(0))
     layer, dense = BalancedLinear(packed), weight.detach().float().contiguous()
     candidates: dict[str, Run] = {"ours": lambda: layer(x), "dense": lambda: functional.linear(x, dense)}
+    integer = BalancedLinear(pack(weight, None, torch.int8), activations=torch.int8)
+    candidates[INTEGER] = lambda: integer(x)
     candidates |= _prepacked_linear(dense, x)
-    if "onnx" in peers:
-        candidates |= _onnx(nn.Linear(cols, rows, bias=False), dense, x)
+    candidates |= find_peers(_with_weight(nn.Linear(cols, rows, bias=False), dense), (x,), _engines(peers))
     if "csr" in peers:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that the format is in beta
@@ -93,7 +98,14 @@ def bench_linear(
     return _result(f"linear {rows}x{cols} batch {batch}", packed, batch, candidates, weight, repeats)
 
 
-def bench_conv(conv: nn.Conv2d, batch: int, size: tuple[int, int], *, onnx: bool = True, repeats: int = 11) -> Result:
+def bench_conv(
+    conv: nn.Conv2d,
+    batch: int,
+    size: tuple[int, int],
+    *,
+    peers: Sequence[str] = ("onnx", "onnx int8 static"),
+    repeats: int = 11,
+) -> Result:
     """A convolution with zeros in its weight, for images of one size."""
     layer, geometry = SparseConv2d.from_dense(conv), Geometry.of(conv)
     x = torch.randn(batch, conv.in_channels, *size, generator=torch.Generator().manual_seed(0))
@@ -106,8 +118,7 @@ def bench_conv(conv: nn.Conv2d, batch: int, size: tuple[int, int], *, onnx: bool
         "dense, channels last": lambda: functional.conv2d(last, last_weight, *options),
     }
     candidates |= _prepacked_conv(weight, last, geometry, conv.groups)
-    if onnx:
-        candidates |= _onnx(conv, weight, x)
+    candidates |= find_peers(conv, (x,), _engines(peers))
     zero = SparseConv2d(geometry.pack(torch.zeros_like(weight), conv.groups, 16, None), geometry)
     candidates["overhead"] = lambda: zero(x)
     height, width = geometry.output(*size)
@@ -116,8 +127,16 @@ def bench_conv(conv: nn.Conv2d, batch: int, size: tuple[int, int], *, onnx: bool
     return _result(what, layer.packed, batch * height * width, candidates, weight, repeats)
 
 
-def bench_model(dense: nn.Module, fast: nn.Module, x: Tensor, *, onnx: bool = True, repeats: int = 11) -> Result:
-    """A whole model against its compressed copy."""
+def bench_model(
+    dense: nn.Module,
+    fast: nn.Module,
+    x: Tensor,
+    *,
+    integer: nn.Module | None = None,
+    peers: Sequence[str] = ("onnx", "onnx int8", "onnx int8 static"),
+    repeats: int = 11,
+) -> Result:
+    """A whole model against its compressed copy, and against one with integer products where given."""
     import copy
 
     last = copy.deepcopy(dense).to(memory_format=torch.channels_last) if x.dim() == 4 else None  # type: ignore[call-overload]
@@ -125,17 +144,39 @@ def bench_model(dense: nn.Module, fast: nn.Module, x: Tensor, *, onnx: bool = Tr
     if last is not None:
         channels_last = x.to(memory_format=torch.channels_last)
         candidates["dense, channels last"] = lambda: last(channels_last)
-    if onnx:
-        candidates |= _onnx(dense, None, x)
+    if integer is not None:
+        candidates[INTEGER] = lambda: integer(x)
+    candidates |= find_peers(dense, (x,), _engines(peers))
+    errors = _errors(candidates)
     seconds, spread, ratios = time_candidates(candidates, repeats)
     zeros = sum(int((p == 0).sum()) for p in dense.parameters() if p.dim() > 1)
     total = sum(p.numel() for p in dense.parameters() if p.dim() > 1)
-    return Result(f"{type(dense).__name__} batch {x.shape[0]}", zeros / max(1, total), seconds, spread, ratios)
+    what = f"{type(dense).__name__} batch {x.shape[0]}"
+    return Result(what, zeros / max(1, total), seconds, spread, ratios, errors=errors)
+
+
+def _engines(peers: Sequence[str]) -> tuple[str, ...]:
+    return tuple(kind for kind in KINDS if kind in peers)
+
+
+def _with_weight(module: nn.Linear, weight: Tensor) -> nn.Linear:
+    with torch.no_grad():
+        module.weight.copy_(weight)
+    return module.eval()
+
+
+def _errors(candidates: dict[str, Run]) -> dict[str, float]:
+    """The error of each candidate's output against torch's in float32; sparse formats give theirs transposed."""
+    with torch.no_grad():
+        expected = candidates["dense"]()
+        found = {name: run() for name, run in candidates.items() if name.startswith(("ours", "dense", "int8"))}
+        return {name: output_error(value, expected) for name, value in found.items()}
 
 
 def _result(
     what: str, packed: Packed, samples: int, candidates: dict[str, Run], weight: Tensor, repeats: int
 ) -> Result:
+    errors = _errors(candidates)
     seconds, spread, ratios = time_candidates(candidates, repeats)
     overhead = seconds.pop("overhead")
     spread.pop("overhead")
@@ -147,7 +188,7 @@ def _result(
     bandwidth = packed.nbytes / machine.bytes_per_second(packed.nbytes)
     notes = {"bank": packed.bank, "fill": packed.fill, "bytes": packed.nbytes, "overhead": overhead}
     notes["gflops"] = 2e-9 * packed.kept * samples / seconds["ours"]
-    return Result(what, sparsity, seconds, spread, ratios, ideal, compute, bandwidth, notes)
+    return Result(what, sparsity, seconds, spread, ratios, ideal, compute, bandwidth, notes, errors)
 
 
 def _prepacked_linear(weight: Tensor, x: Tensor) -> dict[str, Run]:
@@ -178,28 +219,6 @@ def _prepacked_conv(weight: Tensor, x: Tensor, g: Geometry, groups: int) -> dict
     except (RuntimeError, AttributeError):
         return {}
     return {"dense, oneDNN packed": lambda: torch.ops.mkldnn._convolution_pointwise(x, packed, *rest)}
-
-
-def _onnx(module: nn.Module, weight: Tensor | None, x: Tensor) -> dict[str, Run]:
-    """ONNX Runtime on the dense model, where it is installed."""
-    try:
-        import onnxruntime
-
-        from prunus.sparse._onnx import to_onnx
-    except ImportError:
-        return {}
-    import copy
-
-    dense = copy.deepcopy(module).eval()
-    if weight is not None:
-        with torch.no_grad():
-            dense.weight.copy_(weight)  # type: ignore[union-attr,operator]
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = torch.get_num_threads()
-    options.inter_op_num_threads = 1
-    session = onnxruntime.InferenceSession(to_onnx(dense, x), options, providers=["CPUExecutionProvider"])
-    feed = {session.get_inputs()[0].name: x.numpy()}
-    return {"dense, ONNX Runtime": lambda: session.run(None, feed)}
 
 
 def _scipy(weight: Tensor, x: Tensor) -> dict[str, Run]:
@@ -241,6 +260,10 @@ def rows(results: Iterable[Result]) -> list[dict[str, Any]]:
         row["spread"] = round(result.spread["ours"], 3)
         row |= {f"vs {name}": round(ratio, 2) for name, ratio in result.ratios.items() if name != "ours"}
         row["vs best dense"] = round(result.best_dense, 2)
+        if result.best_int8 is not None:
+            row["integers vs best int8"] = round(result.best_int8, 2)
+        shown = {name: error for name, error in result.errors.items() if name == INTEGER or name.startswith("int8")}
+        row |= {f"error, {name}": round(error, 4) for name, error in shown.items()}
         if result.ideal is not None and result.share_of_limit is not None:
             row["ideal microseconds"] = round(1e6 * result.ideal, 2)
             row["share of limit"] = round(result.share_of_limit, 3)

@@ -6,8 +6,6 @@ wins with warm caches may lose with cold ones. So as many bytes are read between
 
 from __future__ import annotations
 
-import statistics
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +14,7 @@ import torch
 from torch import nn
 
 from prunus.sparse._packed import kernels
+from prunus.timing import clock_for, interleave, median
 
 NOISE = 0.03  # a layer must gain at least this much to be replaced
 CALL = 4e-6  # and so many seconds: between other code a packed layer's call costs more than in a loop
@@ -70,48 +69,18 @@ def compare(dense: nn.Module, ours: nn.Module, shape: tuple[int, ...], key: Any 
 
 def one_by_one(runs: list[Callable[[], Any]], around: int, most: int = 31, budget: float = 0.05) -> list[float]:
     """Median seconds of single calls, taken in turn, with `around` other bytes read before each."""
-    other, clock = torch.zeros(around // 4), _clock()
+    other, clock = torch.zeros(around // 4), clock_for(torch.get_num_threads())
     for run in runs:
         run()
     start = clock()
     for run in runs:
         run()
     repeats = max(5, min(most, round(budget / max(clock() - start, 1e-7))))
-    samples: list[list[float]] = [[] for _ in runs]
-    for _ in range(repeats):
-        for number, run in enumerate(runs):
-            other.sum()
-            start = clock()
-            run()
-            samples[number].append(clock() - start)
-    return [statistics.median(values) for values in samples]
+    samples = interleave(dict(enumerate(runs)), repeats, clock=clock, before=other.sum)
+    return [median(values) for values in samples.values()]
 
 
 def in_turn(runs: list[Callable[[], Any]], repeats: int = 9, least: float = 5e-4) -> list[float]:
     """Median seconds of one call of each, taken in turn so that a busy moment hits all alike."""
-    return [statistics.median(values) for values in samples_in_turn(runs, repeats, least)]
-
-
-def samples_in_turn(runs: list[Callable[[], Any]], repeats: int, least: float) -> list[list[float]]:
-    """`repeats` times of one call of each, in turn; a sample is the mean over enough calls to last `least` seconds.
-
-    On one thread it is the processor's time, which does not count moments when others run; with more, the clock's.
-    """
-    clock, calls = _clock(), []
-    for run in runs:
-        run()
-        start = clock()
-        run()
-        calls.append(max(1, min(2000, round(least / max(clock() - start, 1e-7)))))
-    samples: list[list[float]] = [[] for _ in runs]
-    for _ in range(repeats):
-        for number, run in enumerate(runs):
-            start = clock()
-            for _ in range(calls[number]):
-                run()
-            samples[number].append((clock() - start) / calls[number])
-    return samples
-
-
-def _clock() -> Callable[[], float]:
-    return time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
+    clock = clock_for(torch.get_num_threads())
+    return [median(values) for values in interleave(dict(enumerate(runs)), repeats, least, clock).values()]

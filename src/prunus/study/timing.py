@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import statistics
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+
+from prunus.timing import interleave, median, ratios
 
 
 @dataclass(frozen=True)
@@ -20,22 +20,5 @@ class Pair:
 
 def in_turn(first: Callable[[], Any], second: Callable[[], Any], rounds: int = 31, least: float = 1e-3) -> Pair:
     """Time both; short calls are repeated until `least` seconds have passed. The ratio is first / second."""
-    calls = [_calls(run, least) for run in (first, second)]
-    samples = [(_seconds(first, calls[0]), _seconds(second, calls[1])) for _ in range(rounds)]
-    return Pair(
-        statistics.median(one for one, _ in samples),
-        statistics.median(other for _, other in samples),
-        statistics.median(one / other for one, other in samples),
-    )
-
-
-def _calls(run: Callable[[], Any], least: float) -> int:
-    run()
-    return max(1, min(1000, round(least / max(_seconds(run, 1), 1e-7))))
-
-
-def _seconds(run: Callable[[], Any], calls: int) -> float:
-    start = time.perf_counter()
-    for _ in range(calls):
-        run()
-    return (time.perf_counter() - start) / calls
+    samples = interleave({"first": first, "second": second}, rounds, least)
+    return Pair(median(samples["first"]), median(samples["second"]), ratios(samples, "second")["first"])

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstdlib>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -53,6 +54,11 @@ const Level &level() {
 // without the wide integers.
 const IntegerLevel &integers_of(const Level &level) {
 #ifdef PRUNUS_X86
+    static const bool forced = std::getenv("PRUNUS_CPU") != nullptr;
+    if (level.name == avx512_level().name && prunus::has_avx512_vnni()) return avx512_vnni_integers();
+#ifdef PRUNUS_AVX_VNNI
+    if (level.name == avx2_level().name && !forced && prunus::has_avx_vnni()) return avx_vnni_integers();
+#endif
     if (level.name != portable_level().name) return avx2_integers();
 #endif
     return portable_integers();

@@ -1,0 +1,211 @@
+"""What a user could run instead: dense engines in float32 and int8, on the same model and inputs.
+
+Each peer is a function of no arguments that computes the model's output. One that is not installed, or that cannot take
+the model, is left out. Weights are the model's own, so an int8 peer's error is the error of its quantisation.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+Run = Callable[[], Any]
+KINDS = ("onnx", "onnx int8", "onnx int8 static", "openvino", "openvino int8", "torch int8", "compile")
+
+
+def find_peers(model: nn.Module, inputs: tuple[Tensor, ...], kinds: tuple[str, ...] = KINDS) -> dict[str, Run]:
+    """The named engines that can run the model on these inputs, with torch's number of threads.
+
+    Args:
+        model: A dense model in evaluation mode that returns one tensor.
+        inputs: Its arguments.
+        kinds: Which engines: "onnx" (ONNX Runtime), "onnx int8" (dynamic), "onnx int8 static" (calibrated on the
+            inputs), "openvino", "openvino int8" (the statically quantised graph), "torch int8" (dynamic), "compile"
+            (torch.compile with frozen weights).
+
+    Returns:
+        Name -> function; names begin with "dense" for float32 and with "int8" for quantised engines.
+    """
+    found: dict[str, Run] = {}
+    with tempfile.TemporaryDirectory() as folder, _quiet():
+        files = _Files(model, inputs, Path(folder))
+        makers: dict[str, tuple[str, Callable[[], Run]]] = {
+            "onnx": ("dense, ONNX Runtime", lambda: _onnx_session(files.plain(), inputs)),
+            "onnx int8": ("int8, ONNX Runtime", lambda: _onnx_session(files.dynamic(), inputs)),
+            "onnx int8 static": ("int8 static, ONNX Runtime", lambda: _onnx_session(files.static(), inputs)),
+            "openvino": ("dense, OpenVINO", lambda: _openvino(files.plain(), inputs)),
+            "openvino int8": ("int8 static, OpenVINO", lambda: _openvino(files.static(), inputs)),
+            "torch int8": ("int8, torch", lambda: _torch_int8(model, inputs)),
+            "compile": ("dense, torch.compile", lambda: _compiled(model, inputs)),
+        }
+        for kind in kinds:
+            name, maker = makers[kind]
+            try:
+                run = maker()
+                with torch.no_grad():
+                    run()
+            except Exception as error:  # engines fail in ways of their own; the others still stand
+                logging.getLogger("prunus").info("The peer %r is left out: %s", name, error)
+                continue
+            found[name] = run
+    return found
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    root = logging.getLogger()
+    before = root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
+
+
+class _Files:
+    """The model as ONNX files, each written when it is first asked for."""
+
+    def __init__(self, model: nn.Module, inputs: tuple[Tensor, ...], folder: Path) -> None:
+        self.model, self.inputs, self.folder = model, inputs, folder
+
+    def plain(self) -> Path:
+        from prunus.sparse._onnx import to_onnx
+
+        path = self.folder / "plain.onnx"
+        if not path.exists():
+            path.write_bytes(to_onnx(self.model, self.inputs))
+        return path
+
+    def _prepared(self) -> Path:
+        from onnxruntime.quantization.shape_inference import quant_pre_process
+
+        path = self.folder / "prepared.onnx"
+        if not path.exists():
+            try:
+                quant_pre_process(str(self.plain()), str(path), skip_symbolic_shape=True)
+            except Exception:  # shapes it cannot infer: the plain file must do
+                return self.plain()
+        return path
+
+    def _unshaped(self) -> Path:
+        """Without the shapes of inner results: the quantiser transposes some weights and then finds them wrong."""
+        import onnx
+
+        path = self.folder / "unshaped.onnx"
+        if not path.exists():
+            graph = onnx.load(self._prepared())
+            del graph.graph.value_info[:]
+            onnx.save(graph, path)
+        return path
+
+    def dynamic(self) -> Path:
+        from onnxruntime.quantization import QuantType, quantize_dynamic
+
+        path = self.folder / "dynamic.onnx"
+        if not path.exists():
+            kinds = {"weight_type": QuantType.QInt8, "per_channel": True, "reduce_range": _saturates()}
+            quantize_dynamic(self._unshaped(), path, **kinds)
+        return path
+
+    def static(self) -> Path:
+        from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
+
+        path = self.folder / "static.onnx"
+        if path.exists():
+            return path
+        feeds = [_feed(self.plain(), self.inputs)]
+
+        class Reader(CalibrationDataReader):
+            def get_next(self) -> Any:
+                return feeds.pop() if feeds else None
+
+        kinds = {"activation_type": QuantType.QUInt8, "weight_type": QuantType.QInt8, "per_channel": True}
+        quantize_static(
+            self._prepared(), path, Reader(), quant_format=QuantFormat.QDQ, reduce_range=_saturates(), **kinds
+        )
+        return path
+
+
+def _saturates() -> bool:
+    """Whether this processor's int8 products overflow 16 bits unless weights are kept to seven: x86 without VNNI."""
+    from prunus.sparse._packed import kernels
+
+    return kernels() is None or not kernels().integers().endswith("vnni")
+
+
+def _session(path: Path) -> Any:
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
+    options.inter_op_num_threads = 1
+    options.log_severity_level = 4
+    return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+
+
+def _feed(path: Path, inputs: tuple[Tensor, ...]) -> dict[str, Any]:
+    return {one.name: x.numpy() for one, x in zip(_session(path).get_inputs(), inputs)}
+
+
+def _onnx_session(path: Path, inputs: tuple[Tensor, ...]) -> Run:
+    """Inputs and outputs bound once, so that nothing is copied but by the engine itself."""
+    session = _session(path)
+    binding = session.io_binding()
+    for one, x in zip(session.get_inputs(), inputs):
+        binding.bind_cpu_input(one.name, x.contiguous().numpy())
+    binding.bind_output(session.get_outputs()[0].name)
+
+    def run() -> Tensor:
+        session.run_with_iobinding(binding)
+        return torch.from_numpy(binding.get_outputs()[0].numpy())
+
+    return run
+
+
+def _openvino(path: Path, inputs: tuple[Tensor, ...]) -> Run:
+    import openvino
+
+    core = openvino.Core()
+    settings = {"INFERENCE_NUM_THREADS": torch.get_num_threads(), "NUM_STREAMS": 1, "INFERENCE_PRECISION_HINT": "f32"}
+    compiled = core.compile_model(core.read_model(path), "CPU", settings)
+    request, feed = compiled.create_infer_request(), [x.contiguous().numpy() for x in inputs]
+    return lambda: torch.from_numpy(request.infer(feed, share_inputs=True, share_outputs=True)[0])
+
+
+def _torch_int8(model: nn.Module, inputs: tuple[Tensor, ...]) -> Run:
+    import copy
+
+    from torch.ao.quantization import quantize_dynamic
+
+    quantised = quantize_dynamic(copy.deepcopy(model), {nn.Linear}, dtype=torch.qint8)
+    return lambda: quantised(*inputs)
+
+
+def _compiled(model: nn.Module, inputs: tuple[Tensor, ...]) -> Run:
+    import copy
+
+    from torch._inductor import config
+
+    with config.patch(freezing=True):
+        compiled = torch.compile(copy.deepcopy(model))
+        with torch.no_grad():
+            compiled(*inputs)  # frozen as it compiles
+    return lambda: compiled(*inputs)
+
+
+def output_error(found: Any, expected: Tensor) -> float:
+    """Size of the difference over the size of what is expected (root mean squares)."""
+    value = found if isinstance(found, Tensor) else torch.as_tensor(found)
+    if tuple(value.shape) != tuple(expected.shape):
+        return float("nan")
+    return float((value.double() - expected.double()).norm() / expected.double().norm().clamp_min(1e-30))

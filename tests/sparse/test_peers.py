@@ -1,0 +1,61 @@
+"""Dense engines beside ours: they compute the model's output, and their error is stated."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import prunus
+from prunus.sparse._bench import INTEGER, bench_linear, bench_model, rows
+from prunus.sparse._peers import KINDS, find_peers, output_error
+
+
+def network() -> tuple[nn.Module, torch.Tensor]:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(64, 96), nn.ReLU(), nn.Linear(96, 32)).eval(), torch.randn(8, 64)
+
+
+def test_every_engine_that_is_installed_computes_the_model() -> None:
+    pytest.importorskip("onnxruntime")
+    model, x = network()
+    with torch.no_grad():
+        expected = model(x)
+        peers = find_peers(model, (x,), tuple(kind for kind in KINDS if kind != "compile"))
+        assert {"dense, ONNX Runtime", "int8, ONNX Runtime", "int8 static, ONNX Runtime"} <= set(peers)
+        for name, run in peers.items():
+            error = output_error(run(), expected)
+            assert error < (1e-5 if name.startswith("dense") else 0.1), name
+            assert name.startswith("dense") or error > 1e-4, name  # else it did not quantise at all
+
+
+def test_an_engine_that_cannot_take_the_model_is_left_out() -> None:
+    class Odd(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x if bool(x.sum() > 0) else -x  # cannot be exported
+
+    assert find_peers(Odd().eval(), (torch.ones(3),), ("onnx", "onnx int8", "openvino")) == {}
+
+
+def test_the_bench_states_integers_and_errors() -> None:
+    torch.manual_seed(0)
+    layer = nn.Linear(128, 64, bias=False)
+    prunus.prune(layer, 0.75, pattern="balanced:16")
+    result = bench_linear(layer.weight.detach(), 4, peers=("torch int8",), repeats=3)
+    assert 0 < result.errors[INTEGER] < 0.03
+    assert result.errors["ours"] < 1e-5
+    row = rows([result])[0]
+    assert row[f"error, {INTEGER}"] == round(result.errors[INTEGER], 4)
+    if "int8, torch" in result.seconds:
+        expected = result.seconds["int8, torch"] / result.seconds[INTEGER]
+        assert row["integers vs best int8"] == round(expected, 2)
+
+
+def test_a_model_is_timed_in_integers_too() -> None:
+    model, x = network()
+    prunus.prune(model, 0.75, pattern="balanced:16")
+    fast = prunus.compress(model, example=x, select="always")
+    integer = prunus.compress(model, example=x, select="always", activations=torch.int8)
+    result = bench_model(model, fast, x, integer=integer, peers=(), repeats=3)
+    assert result.errors["ours"] < 1e-5 < result.errors[INTEGER] < 0.05
+    assert INTEGER in result.seconds
