@@ -92,6 +92,9 @@ SOUND: dict[str, Callable[[], nn.Module]] = {
     "activation last": activation_last,
     "large means": large_means,
     "shared": Shared,
+    "max pooling": lambda: nn.Sequential(
+        nn.Linear(6, 16), nn.Unflatten(1, (1, 4, 4)), nn.MaxPool2d(2, 1), nn.ReLU(), nn.Flatten(), nn.Linear(9, 4)
+    ),
     "transposed": lambda: nn.Sequential(
         nn.Unflatten(1, (2, 3)), nn.ConvTranspose1d(2, 3, 2, stride=2), nn.PReLU(3), nn.Flatten(), nn.Linear(18, 4)
     ),

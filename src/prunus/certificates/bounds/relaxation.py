@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from prunus.certificates.bounds.intervals import Noise, Range, Ranges, _step, computed_step, joint, widened
+from prunus.certificates.bounds.maxima import back_maxima
 from prunus.certificates.bounds.recursion import Size
 from prunus.certificates.domains import Region
 from prunus.certificates.reading.pair import Pair, Step
@@ -271,6 +272,12 @@ class Relaxation:
             _back_join(piece, step, found, rows, self.ranges)
             zero = torch.zeros(found[0].shape[:2], dtype=torch.float64)
             return zero, zero
+        if isinstance(piece, Lipschitz) and piece.windows is not None:
+            original, difference, constant = back_maxima(
+                piece.windows, found, self.ranges[step.inputs[0]], self.ranges[number + 1]
+            )
+            _add(rows, step.inputs[0], original, difference)
+            return constant, constant.abs()
         if isinstance(piece, Lipschitz):
             constant = _concrete(found[0], self.ranges[number + 1].original)
             constant = constant + _concrete(found[1], self.ranges[number + 1].difference)

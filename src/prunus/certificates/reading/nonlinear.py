@@ -119,11 +119,40 @@ def _max_pool(call: Call) -> Lipschitz | tuple[Value, None]:
         return result
 
     constant = max_pool_lipschitz(kernel, stride, dilation)
-    piece = _windowed(pool, constant, (kernel, stride, padding, dilation, bool(given[4])))
+    piece = _windowed(
+        pool, constant, (kernel, stride, padding, dilation, bool(given[4])), _windows(call, kernel, dilation)
+    )
     return (call.emit(piece, [call.value], call.shape), None) if "with_indices" in call.op else piece
 
 
-def _windowed(pool: Any, constant: float, settings: tuple[Any, ...]) -> Lipschitz:
+def _windows(call: Call, kernel: tuple[int, ...], dilation: tuple[int, ...]) -> Tensor:
+    """Which inputs each maximum looks at, (outputs, taps), -1 outside of the image."""
+    channels, *image = call.value.shape
+    if len(image) == 1:
+        image, kernel, dilation = [1, *image], (1, *kernel), (1, *dilation)
+    counts = call.shape[1:] if len(call.shape) == 3 else (1, *call.shape[1:])
+    stride, padding = _geometry(call, len(call.shape) - 1)
+    found = []
+    for row in range(kernel[0]):
+        for column in range(kernel[1]):
+            rows = torch.arange(counts[0]) * stride[0] - padding[0] + row * dilation[0]
+            columns = torch.arange(counts[1]) * stride[1] - padding[1] + column * dilation[1]
+            inside = ((rows >= 0) & (rows < image[0]))[:, None] & ((columns >= 0) & (columns < image[1]))[None]
+            index = rows[:, None] * image[1] + columns[None]
+            found.append(torch.where(inside, index, -1).reshape(-1))
+    one = torch.stack(found, dim=1)  # (outputs of one channel, taps)
+    shift = torch.arange(channels)[:, None, None] * math.prod(image)
+    return torch.where(one[None] >= 0, one[None] + shift, -1).reshape(-1, one.shape[1])
+
+
+def _geometry(call: Call, axes: int) -> tuple[tuple[int, int], tuple[int, int]]:
+    kernel, stride, padding = call.get(1, "kernel_size"), call.get(2, "stride"), call.get(3, "padding", 0)
+    steps = _many(stride, axes) if stride not in (None, [], ()) else _many(kernel, axes)
+    sides = _many(padding, axes)
+    return ((1, steps[0]), (0, sides[0])) if axes == 1 else ((steps[0], steps[1]), (sides[0], sides[1]))
+
+
+def _windowed(pool: Any, constant: float, settings: tuple[Any, ...], windows: Tensor | None = None) -> Lipschitz:
     """Maxima over windows: monotone, and changes of the inputs move a maximum within their own range."""
     return Lipschitz(
         "max pooling",
@@ -132,6 +161,7 @@ def _windowed(pool: Any, constant: float, settings: tuple[Any, ...]) -> Lipschit
         bounds=lambda low, high: (pool(low), pool(high)),
         change=lambda low, high: (-pool(-low), pool(high)),
         settings=settings,
+        windows=windows,
     )
 
 

@@ -136,6 +136,7 @@ class Lipschitz:
 
     `bounds(low, high)` gives bounds on the output over a box of inputs where better ones are known than
     centre +- constant * radius; `change(low, high)` bounds `f(x + d) - f(x)` for low <= d <= high in the same way.
+    Where every output is the largest of some inputs, `windows` (outputs, size) has their numbers, -1 for none.
     """
 
     kind: str
@@ -144,6 +145,7 @@ class Lipschitz:
     bounds: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None
     change: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None
     settings: tuple[Any, ...] = field(default=())
+    windows: Tensor | None = None
 
     def run(self, x: Tensor) -> Tensor:
         return self.function(x)
