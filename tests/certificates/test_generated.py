@@ -108,7 +108,7 @@ def test_generated_modules_keep_their_bounds() -> None:
         CertifyOptions(tune=False),
     )
     refused = 0
-    count = scale(100, full=20_000)
+    count = scale(30, full=20_000)
     for seed in range(count):
         model = generated(seed)
         masks = prunus.find_masks(model, 0.4)
