@@ -1,8 +1,6 @@
 """Verdicts of `prunus.equivalent` on the ACAS Xu networks, with boxes and processor time.
 
-    python benchmarks/bench_equivalent.py pruned     network 1_1 against its pruned5 form, properties 1 to 10
-    python benchmarks/bench_equivalent.py halves     all 45 networks against their weights rounded to float16
-
+Network 1_1 against its pruned5 form on properties 1 to 10, and all 45 networks against their weights rounded to float16.
 The networks are read from PRUNUS_DATA/acasxu; published verdicts stand beside ours.
 """
 
@@ -11,7 +9,6 @@ from __future__ import annotations
 import copy
 import json
 import os
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -20,10 +17,7 @@ import numpy as np
 import torch
 from torch import nn
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
-
 import prunus
-from support.evidence import record
 
 FOLDER = Path(os.environ.get("PRUNUS_DATA", "data")) / "acasxu"
 PUBLISHED = {1: "proved", 2: "proved", 10: "proved"} | dict.fromkeys((3, 4, 5, 7, 8, 9), "refuted")
@@ -56,16 +50,16 @@ def decide(one: nn.Module, two: nn.Module, number: int) -> dict[str, Any]:
     }
 
 
-def main(which: str) -> None:
+def run(quick: bool = False) -> list[dict[str, Any]]:
+    """Network 1_1 against pruned5 on all properties; then, unless quick, the 45 networks against float16."""
     torch.set_num_threads(1)
-    if which == "pruned":
-        arrays = np.load(FOLDER / "pairs.npz")
-        one, two = network(arrays, "acas_1_1"), network(arrays, "acas_1_1_pruned5")
-        rows = [{**decide(one, two, number), "published": PUBLISHED[number]} for number in sorted(PUBLISHED)]
-        record("equivalent-acas", rows, "ACAS Xu 1_1 against pruned5, tolerance .05 in every output, one thread.")
-        return
+    pairs = np.load(FOLDER / "pairs.npz")
+    one, two = network(pairs, "acas_1_1"), network(pairs, "acas_1_1_pruned5")
+    numbers = (3, 10) if quick else sorted(PUBLISHED)
+    rows = [{"pair": "1_1, pruned5", **decide(one, two, k), "published": PUBLISHED[k]} for k in numbers]
+    if quick:
+        return rows
     arrays = np.load(FOLDER / "networks.npz")
-    rows = []
     for number in (1, 3, 4):
         for name in sorted({key.split("/")[0] for key in arrays}):
             one = network(arrays, name)
@@ -73,11 +67,5 @@ def main(which: str) -> None:
             with torch.no_grad():
                 for parameter in two.parameters():
                     parameter.copy_(parameter.half().float())
-            rows.append({"network": name, **decide(one, two, number)})
-            record(
-                "equivalent-acas-halves", rows, "Every network against its weights rounded to float16, tolerance .05."
-            )
-
-
-if __name__ == "__main__":
-    main(sys.argv[1] if len(sys.argv) > 1 else "pruned")
+            rows.append({"pair": f"{name}, float16", **decide(one, two, number), "published": ""})
+    return rows
