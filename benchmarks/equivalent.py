@@ -1,6 +1,6 @@
 """Verdicts of `prunus.equivalent` on the ACAS Xu networks, with boxes and processor time.
 
-Network 1_1 against its pruned5 form on properties 1 to 10, and all 45 networks against their weights rounded to float16.
+Network 1_1 against its pruned5 form on properties 1 to 10, and all 45 against their weights rounded to float16.
 The networks are read from PRUNUS_DATA/acasxu; published verdicts stand beside ours.
 """
 
