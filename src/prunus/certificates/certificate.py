@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 import os
 import platform
@@ -17,7 +16,7 @@ from torch import nn
 from prunus import __version__
 from prunus.certificates.domains import Domain, restore
 from prunus.errors import BadFile
-from prunus.storage import read_record, write_record
+from prunus.storage import digest, read_record, write_record
 
 _FORMAT = "prunus-certificate-1"
 
@@ -184,14 +183,7 @@ def _restored(record: Mapping[str, Any]) -> Certificate:
 
 
 def hash_model(model: nn.Module) -> str:
-    """sha256 over names, types, shapes and bytes of everything in the state dict."""
-    digest = hashlib.sha256()
-    for name, value in sorted(model.state_dict().items()):
-        digest.update(f"{name}|".encode())
-        if isinstance(value, torch.Tensor):
-            tensor = value.detach().cpu().contiguous()
-            digest.update(f"{tensor.dtype}|{tuple(tensor.shape)}|".encode())
-            digest.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b"")
-        else:
-            digest.update(repr(value).encode())
-    return digest.hexdigest()
+    """SHA-256 over names, types, shapes and bytes of everything in the state dict."""
+    state = model.state_dict()
+    tensors = {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}
+    return digest(tensors, *(f"{name}={state[name]!r}" for name in sorted(state.keys() - tensors.keys())))

@@ -103,8 +103,8 @@ class Store:
         try:
             if create:
                 self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._db = self._connect(create)
             with self._readable():
+                self._db = self._connect(create)
                 self._prepare(create)
         except OSError as error:
             raise BadInput(
