@@ -42,6 +42,8 @@ def test_steps_fall_at_the_milestones() -> None:
 
 def test_short_names_and_default_rates() -> None:
     assert FitConfig(schedule="warmup").plan(400).warmup == "20it"
+    rates = [FitConfig(schedule="warmup").plan(400).rate(1.0, step, 400, per_epoch=40) for step in range(20)]
+    assert rates == pytest.approx([(step + 1) / 20 for step in range(20)])  # also where the length is in epochs
     assert FitConfig().lr == 0.1
     assert FitConfig(optimizer="adamw").lr == 1e-3
     assert FitConfig().replace(lr=0.5).lr == 0.5

@@ -35,7 +35,8 @@ class Schedule:
 
     `cosine` is lr_e = lr (1 + cos(pi e / E)) / 2 with e the epoch (ledger I-2); where the length is given in
     iterations, e and E count those. `step` multiplies the rate by `factor` at each milestone; without milestones at one
-    half and at three quarters of the length. `warmup` rises linearly, per epoch, from lr/E to lr.
+    half and at three quarters of the length. `warmup` rises linearly to lr: epoch by epoch where it is given in epochs,
+    step by step where it is given in steps.
     """
 
     shape: str = "cosine"
@@ -60,7 +61,8 @@ class Schedule:
         warm, cool = _steps(self.warmup, per_epoch), _steps(self.cooldown, per_epoch)
         unit = per_epoch if by_epoch else 1
         if step < warm:
-            return lr * (step // unit + 1) / max(1, math.ceil(warm / unit))
+            each = unit if self.warmup.endswith("ep") else 1  # a warm-up in steps rises at every step
+            return lr * (step // each + 1) / max(1, math.ceil(warm / each))
         if cool and step >= total - cool:
             return self.cooldown_lr
         if self.shape == "constant":
