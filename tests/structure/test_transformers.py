@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 import torch
+from tools.evidence import record
 
 import prunus
 from prunus.structure import find_removal, load, run_once, save
-from support.evidence import record
 
 transformers = pytest.importorskip("transformers")
 

@@ -1,0 +1,41 @@
+"""`prunus shrink` from the command line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import prunus
+from prunus.cli import run
+
+
+def test_a_smaller_model_and_its_masks_are_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    command = "shrink fc:64-48-10 --data digits --fraction 0.5 --samples 64 -o small.safetensors --json"
+    assert run(command.split()) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert record["share"] <= 0.5
+    assert record["parameters_after"] < record["parameters_before"]
+    assert [group["name"] for group in record["groups"]] == ["layers.0"]
+    assert {"accuracy_before", "accuracy_after", "seconds_before", "seconds_after"} <= record.keys()
+    small = prunus.structure.load("small.safetensors", prunus.models.make("fc:64-48-10"))
+    assert small.layers[0].out_features == record["groups"][0]["after"]
+    assert prunus.Masks.load("small.masks.safetensors").sparsity > 0.4
+
+
+@pytest.mark.parametrize(
+    ("command", "text"),
+    [
+        ("shrink fc:64-48-10 --fraction 2", "between 0 and 1"),
+        ("shrink fc:64-48-10 --score tailor", "did you mean 'taylor'"),
+        ("shrink fc:64-48-10 --exclude layer.7", "matches no layer"),
+        ("shrink fc:64-48-10 --input 3xx", "not a shape"),
+    ],
+)
+def test_bad_input_exits_with_two(command: str, text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(command.split()) == 2
+    assert text in " ".join(capsys.readouterr().err.split())
