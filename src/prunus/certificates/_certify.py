@@ -322,10 +322,17 @@ def verify(
         if hash_model(network) != expected:
             raise BadFile(f"The certificate {path} belongs to another {which} network: its hash does not match.")
     methods = tuple(name for name in METHODS if name in kept.methods) or METHODS
-    seconds = options.seconds if options else max(60.0, 2 * kept.seconds)
+    # A true certificate must not fail for lack of time on a slower or busier machine.
+    seconds = options.seconds if options else max(600.0, 10 * kept.seconds)
     chosen = replace(options or CertifyOptions(), methods=methods, seconds=seconds)
     example = _example(kept)
-    fresh = certify(original, other, kept.domain, seed=kept.seed, example=example, options=chosen)
+    fresh = certify(original, other, kept.domain, seed=kept.seed, norm=kept.norm, example=example, options=chosen)
+    for number, (claimed, found) in enumerate(zip(kept.outputs, fresh.outputs)):
+        if claimed < found * (1 - 1e-6):
+            raise BadFile(
+                f"The certificate {path} claims {claimed:.6g} for output {number}, but these networks only allow "
+                f"{found:.6g}."
+            )
     if kept.bound < fresh.bound * (1 - 1e-6):
         raise BadFile(
             f"The certificate {path} claims {kept.bound:.6g}, but these networks only allow {fresh.bound:.6g}."

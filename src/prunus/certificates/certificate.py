@@ -153,6 +153,8 @@ def _number(value: Any) -> float:
     number = math.inf if value == "infinite" else float(value)
     if math.isnan(number):
         raise ValueError("a bound is not a number")
+    if number < 0:
+        raise ValueError("a bound is negative")
     return number
 
 
@@ -162,7 +164,7 @@ def _layer(record: Mapping[str, Any]) -> CertifiedLayer:
 
 
 def _restored(record: Mapping[str, Any]) -> Certificate:
-    return Certificate(
+    found = Certificate(
         bound=_number(record["bound"]),
         method=str(record["method"]),
         methods={name: _number(value) for name, value in record["methods"].items()},
@@ -180,6 +182,11 @@ def _restored(record: Mapping[str, Any]) -> Certificate:
         seconds=float(record["seconds"]),
         notes=record["notes"],
     )
+    if found.norm not in (2, "max") or (found.attained is not None and found.attained > found.bound):
+        raise ValueError("its fields contradict each other")
+    if found.outputs and max(found.outputs) > found.bound * (1 + 1e-6) and math.isfinite(found.bound):
+        raise ValueError("its bounds by output exceed the bound of all")
+    return found
 
 
 def hash_model(model: nn.Module) -> str:
