@@ -47,7 +47,7 @@ class Settings:
     gradual      length of the training in the method "gradual"; both use finetune_lr
     certify      how many test points are certified with their neighbourhoods of 2-norm `radius`; 0 leaves it out
     labels       how many test points are asked whether their label is proved the same in that neighbourhood; 0: none.
-                 Large networks take it only with `certify_seconds`
+                 Networks that are large or have convolutions take it only with `certify_seconds`
     certify_seconds  time for the linear relaxation of large networks, for all points together (small ones take what
                  they need); those networks are certified in float64, where rounding does not drown the bound
     held_out     test points behind the statistical certificate; 0 leaves it out

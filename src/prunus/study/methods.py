@@ -115,7 +115,7 @@ def make(cell: Cell, dense: nn.Module, train: Any) -> Made:
         "shrink": _shrink,
     }[first](cell, dense, train)
     if distilled:
-        from prunus.training import distil  # type: ignore[attr-defined,unused-ignore]
+        from prunus.training import distil
 
         length = cell.settings.distil
         config = _config(cell, cell.settings.finetune_lr, salt=2)
