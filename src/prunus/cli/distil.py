@@ -37,8 +37,10 @@ def distil(
     The student learns the teacher's outputs and its hidden states after every block. With `-o` a run folder keeps the
     record and the checkpoints, and a killed run goes on with `--resume`.
 
-    Example: `prunus distil fc:64-128-64-10 --weights small.safetensors --teacher dense.safetensors --data digits
-    --length 2ep --output better.safetensors`
+    Example: `prunus train fc:64-32-10 --data digits --length 2ep -o dense`, then
+    `prunus reconstruct fc:64-32-10 --weights dense/model.safetensors --data digits --sparsity 0.8
+    --exclude layers.1 -o small.safetensors`, then `prunus distil fc:64-32-10 --weights small.safetensors
+    --teacher dense/model.safetensors --data digits --length 1ep --output better.safetensors`
     """
     import torch
 
