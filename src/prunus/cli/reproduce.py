@@ -126,4 +126,5 @@ def run_one(entry: Any, folder: Path | None, seed: int, quiet: bool) -> list[dic
         for part in _parts(columns, rows, out.width):
             text = [number for number, key in enumerate(part) if any(isinstance(row.get(key), str) for row in rows)]
             print_table([_stacked(key) for key in part], [[row.get(key) for key in part] for row in rows], left=text)
-    return jsonlib.loads(jsonlib.dumps(rows, default=float))
+    result: list[dict[str, Any]] = jsonlib.loads(jsonlib.dumps(rows, default=float))
+    return result

@@ -68,7 +68,8 @@ def ceil_near(x: float) -> int:
 def power(base: float, exponent: float) -> float:
     """base^exponent for base >= 0, infinite where it passes every float."""
     try:
-        return float(base) ** exponent
+        result: float = float(base) ** exponent
+        return result
     except OverflowError:
         return math.inf
 

@@ -82,11 +82,13 @@ def level_below(law: Law, a: float, b: float, x: Array) -> Array:
     """P(V <= F(x)) for V ~ Beta(a, b), from whichever of F and 1 - F is the smaller."""
     below, above = law.cdf(x), law.tail(x)
     smaller = below < 0.5  # accuracy only
-    return np.where(smaller, special.betainc(a, b, below), special.betaincc(b, a, above))
+    result: Array = np.where(smaller, special.betainc(a, b, below), special.betaincc(b, a, above))
+    return result
 
 
 def level_above(law: Law, a: float, b: float, x: Array) -> Array:
     """P(V > F(x)) for V ~ Beta(a, b), from whichever of F and 1 - F is the smaller."""
     below, above = law.cdf(x), law.tail(x)
     smaller = below < 0.5  # accuracy only
-    return np.where(smaller, special.betaincc(a, b, below), special.betainc(b, a, above))
+    result: Array = np.where(smaller, special.betaincc(a, b, below), special.betainc(b, a, above))
+    return result

@@ -276,7 +276,8 @@ def _level(targets: dict[str, float] | float, part: float) -> dict[str, float] |
     """Geometrically falling density: (1 - s)^part is what stays after this part of the way."""
     if isinstance(targets, dict):
         return {name: 1 - (1 - value) ** part for name, value in targets.items()}
-    return 1 - (1 - targets) ** part
+    result: dict[str, float] | float = 1 - (1 - targets) ** part
+    return result
 
 
 def _scored(rule: ScoreRule, context: ScoreContext) -> dict[str, Tensor]:

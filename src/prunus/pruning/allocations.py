@@ -6,7 +6,7 @@ Every layer's sparsity grows with that of the whole, so that masks of growing sp
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
@@ -22,7 +22,7 @@ __all__ = ["names", "parse", "register"]
 _allocations: Registry[Allocation] = Registry("allocation")
 
 
-def register(name: str, *, replace: bool = False):  # type: ignore[no-untyped-def]
+def register(name: str, *, replace: bool = False) -> Callable[[Allocation], Allocation]:
     """Decorator: make an allocation available under `name`."""
     return lambda function: _allocations.add(name, function, replace=replace)
 

@@ -41,11 +41,14 @@ def density(row: Mapping[str, Any], x: float) -> float:
     """Density at x of the law that fits best, with the weights' own mean and deviation."""
     mean, deviation = row["mean"], max(row["deviation"], 1e-12)
     if row["law"] == "uniform":
-        return 1 / (2 * row["edge"])
+        result: float = 1 / (2 * row["edge"])
+        return result
     if row["law"] == "laplace":
         scale = deviation / math.sqrt(2)
-        return math.exp(-abs(x - mean) / scale) / (2 * scale)
-    return math.exp(-0.5 * ((x - mean) / deviation) ** 2) / (deviation * math.sqrt(2 * math.pi))
+        result: float = math.exp(-abs(x - mean) / scale) / (2 * scale)
+        return result
+    result: float = math.exp(-0.5 * ((x - mean) / deviation) ** 2) / (deviation * math.sqrt(2 * math.pi))
+    return result
 
 
 def verdict(row: Mapping[str, Any]) -> str:

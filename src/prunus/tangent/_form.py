@@ -34,7 +34,8 @@ class ScaledConv2d(nn.Conv2d):
     factor: float
 
     def forward(self, input: Tensor) -> Tensor:
-        return self._conv_forward(input * self.factor, self.weight, self.bias)
+        result: Tensor = self._conv_forward(input * self.factor, self.weight, self.bias)
+        return result
 
 
 class NTKForm(nn.Module):
@@ -64,7 +65,8 @@ class NTKForm(nn.Module):
     @property
     def limit_scale(self) -> float:
         first = self._scaled_layers()[0]
-        return (first.factor / _first_factor(first)) ** 2
+        result: float = (first.factor / _first_factor(first)) ** 2
+        return result
 
     @property
     def depth(self) -> int:
@@ -101,7 +103,8 @@ def _scaled(module: nn.Module | None, factor: float) -> nn.Module:
     scaled._parameters["weight"] = nn.Parameter(module.weight.detach().clone())
     bias = None if module.bias is None or not bool(module.bias.detach().any()) else module.bias.detach().clone()
     scaled.register_buffer("bias", bias)
-    return scaled
+    result: nn.Module = scaled
+    return result
 
 
 def _fan_in(module: Any) -> int:
