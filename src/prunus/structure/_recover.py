@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +29,17 @@ def joined(batches: Sequence[Batch]) -> list[Batch]:
     kwargs = {name: torch.cat([batch.kwargs[name] for batch in batches]) for name in first.kwargs}
     labels = None if first.labels is None else torch.cat([batch.labels for batch in batches])  # type: ignore[misc]
     return [Batch(args, kwargs, labels, sum(batch.size for batch in batches))]
+
+
+def first_rows(batch: Batch, count: int) -> Batch:
+    """The first rows of a batch, for what need not be measured on all of them."""
+
+    def cut(value: Any) -> Any:
+        whole = isinstance(value, Tensor) and value.ndim > 0 and len(value) == batch.size
+        return value[:count] if whole else value
+
+    kwargs = {name: cut(value) for name, value in batch.kwargs.items()}
+    return Batch(tuple(map(cut, batch.args)), kwargs, cut(batch.labels), min(count, batch.size))
 
 
 def solve(

@@ -118,8 +118,8 @@ def second_moments(
 
     def look(layer: Solvable, number: int) -> Callable[..., None]:
         def hook(_: nn.Module, args: tuple[Tensor, ...]) -> None:
-            x = layer.rows(args[0], seed + number).double()
-            sums[layer.name] = sums.get(layer.name, 0) + x.T @ x
+            x = layer.rows(args[0], seed + number)
+            sums[layer.name] = sums.get(layer.name, 0) + (x.T @ x).double()
             rows[layer.name] = rows.get(layer.name, 0) + len(x)
 
         return hook
