@@ -198,8 +198,8 @@ def fingerprint(data: Any, samples: int = 256) -> str:
         for index in sorted({round(i * (count - 1) / max(1, samples - 1)) for i in range(min(samples, count))}):
             seed_everything(derive(0, "fingerprint", index))
             inputs, labels = collate(data, [index])
-            named = {"inputs": inputs} if isinstance(inputs, Tensor) else dict(inputs.kwargs) | _numbered(inputs.args)
-            state.update(digest({**named, "labels": labels}).encode())
+            parts = {"inputs": inputs} if isinstance(inputs, Tensor) else dict(inputs.kwargs) | _numbered(inputs.args)
+            state.update(digest({**parts, "labels": labels}).encode())
     return f"{count} samples, {state.hexdigest()[:16]}"
 
 
