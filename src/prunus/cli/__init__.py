@@ -142,7 +142,6 @@ def _run(arguments: Sequence[str]) -> int:
 def _app(wanted: str):  # type: ignore[no-untyped-def]
     """The application; only the command that is asked for is imported, the others are named."""
     import importlib
-    import importlib.util
 
     from cyclopts import App, Group
 
@@ -162,8 +161,6 @@ def _app(wanted: str):  # type: ignore[no-untyped-def]
     for number, (title, commands) in enumerate(GROUPS.items()):
         group = Group(title, sort_key=number)
         for name, text in commands.items():
-            if importlib.util.find_spec(f"prunus.cli.{name}") is None:
-                continue
             if name == wanted or wanted == "*":
                 command = getattr(importlib.import_module(f"prunus.cli.{name}"), name)
                 if isinstance(command, App):  # it has commands of its own
