@@ -39,16 +39,13 @@ def histogram(row: Mapping[str, Any]) -> str:
 
 def density(row: Mapping[str, Any], x: float) -> float:
     """Density at x of the law that fits best, with the weights' own mean and deviation."""
-    mean, deviation = row["mean"], max(row["deviation"], 1e-12)
+    mean, deviation = float(row["mean"]), max(float(row["deviation"]), 1e-12)
     if row["law"] == "uniform":
-        result: float = 1 / (2 * row["edge"])
-        return result
+        return 1 / (2 * float(row["edge"]))
     if row["law"] == "laplace":
         scale = deviation / math.sqrt(2)
-        result: float = math.exp(-abs(x - mean) / scale) / (2 * scale)
-        return result
-    result: float = math.exp(-0.5 * ((x - mean) / deviation) ** 2) / (deviation * math.sqrt(2 * math.pi))
-    return result
+        return math.exp(-abs(x - mean) / scale) / (2 * scale)
+    return math.exp(-0.5 * ((x - mean) / deviation) ** 2) / (deviation * math.sqrt(2 * math.pi))
 
 
 def verdict(row: Mapping[str, Any]) -> str:
