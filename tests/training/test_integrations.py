@@ -89,6 +89,77 @@ def test_the_hugging_face_trainer_holds_and_grows_masks(growing: bool, tmp_path:
     check(model, callback.keeper.masks, growing, before)
 
 
+def hugging_face(model: nn.Module, callback: Any, folder: Path, resume: bool = False, **options: Any) -> None:
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    data = [{"inputs": x, "labels": y} for x, y in digits(128)[0]]
+    arguments = transformers.TrainingArguments(
+        output_dir=str(folder), per_device_train_batch_size=32, report_to=[], use_cpu=True, disable_tqdm=True,
+        learning_rate=1e-2, seed=1, **options,
+    )  # fmt: skip
+    trainer = transformers.Trainer(model=model, args=arguments, train_dataset=data, callbacks=[callback])
+    trainer.train(resume_from_checkpoint=resume)
+
+
+class Named(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = fc("64-32-10")
+
+    def forward(self, inputs: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"loss": nn.functional.cross_entropy(self.net(inputs), labels)}
+
+
+SET = Growth(0.5, ramp=Ramp("constant", every="1it"), options=GradualOptions(regrow=Regrowth("set", every="1it")))
+
+
+def test_masks_survive_a_resumed_hugging_face_trainer(tmp_path: Path) -> None:
+    whole = trainer_callback(SET)
+    torch.manual_seed(0)
+    hugging_face(Named(), whole, tmp_path / "whole", save_strategy="no", max_steps=8)
+    torch.manual_seed(0)
+    model = Named()
+    hugging_face(model, trainer_callback(SET), tmp_path / "part", save_strategy="steps", save_steps=4, max_steps=8)
+    import shutil
+
+    shutil.rmtree(tmp_path / "part" / "checkpoint-8")
+    resumed = trainer_callback(SET)
+    hugging_face(Named(), resumed, tmp_path / "part", resume=True, save_strategy="steps", save_steps=4, max_steps=8)
+    assert resumed.keeper.masks == whole.keeper.masks
+    assert resumed.keeper.growing.updates == whole.keeper.growing.updates
+
+
+@pytest.mark.parametrize("library", ["lightning", "transformers"])
+def test_accumulated_gradients_count_as_one_step(library: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    if library == "transformers":
+        callback = trainer_callback(SET)
+        hugging_face(Named(), callback, tmp_path, save_strategy="no", gradient_accumulation_steps=4, max_steps=4)
+    else:
+        lightning = pytest.importorskip("lightning.pytorch", reason="lightning is not installed")
+
+        class Module(lightning.LightningModule):
+            def __init__(self) -> None:
+                super().__init__()
+                self.net = fc("64-32-10")
+
+            def training_step(self, batch: Any, index: int) -> torch.Tensor:
+                return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+
+            def configure_optimizers(self) -> torch.optim.Optimizer:
+                return torch.optim.SGD(self.parameters(), lr=1e-2)
+
+        callback = lightning_callback(SET)
+        trainer = lightning.Trainer(
+            max_steps=4, accumulate_grad_batches=4, callbacks=[callback], logger=False, enable_checkpointing=False,
+            enable_progress_bar=False, enable_model_summary=False, accelerator="cpu", default_root_dir=tmp_path,
+        )  # fmt: skip
+        trainer.fit(Module(), DataLoader(digits(512)[0], batch_size=32))
+        fresh = lightning_callback(SET)
+        fresh.load_state_dict(callback.state_dict())
+        assert fresh.keeper.masks == callback.keeper.masks
+    assert callback.keeper.growing.updates == 3  # at the start, and at steps 1 and 2 of 4; regrowth ends at 3
+
+
 def test_tensorboard_gets_the_records(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard", reason="tensorboard is not installed")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -124,6 +195,8 @@ def test_a_missing_library_is_named_with_its_extra(package: str, monkeypatch: py
 def test_bad_input() -> None:
     with pytest.raises(BadInput, match="RigL"):
         Growth(0.5, options=GradualOptions(regrow=Regrowth("rigl")))
+    with pytest.raises(BadInput, match="looks at data"):
+        Growth(0.5, options=GradualOptions(score="snip"))
     with pytest.raises(BadInput, match="Masks or a Growth"):
         lightning_callback(0.5)  # type: ignore[arg-type]
     with pytest.raises(BadInput):

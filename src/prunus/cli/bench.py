@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
+from prunus.cli._inputs import Input, InputIds
 from prunus.cli.options import Json, Seed, Weights
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ _LARGEST = 1 << 28
 
 def bench(
     what: Annotated[
-        list[str], Parameter(help="Shapes `ROWSxCOLS`, convolutions `conv:IN-OUT-KERNEL@SIZE`, or models of the zoo.")
+        list[str], Parameter(help="Shapes `ROWSxCOLS`, convolutions `conv:IN-OUT-KERNEL@SIZE`, or models.")
     ],
     *,
     sparsity: Annotated[
@@ -31,6 +32,8 @@ def bench(
     batch: Annotated[list[int] | None, Parameter(negative="", help="Batch sizes; 1, 8 and 64 if not given.")] = None,
     exclude: Annotated[list[str] | None, Parameter(negative="", help="Layers of a model that stay dense.")] = None,
     weights: Weights = None,
+    input: Input = None,
+    input_ids: InputIds = None,
     threads: Annotated[int, Parameter(help="Threads for every candidate.")] = 1,
     repeats: Annotated[int, Parameter(help="Rounds in which all candidates run in turn.")] = 11,
     output: Annotated[
@@ -63,7 +66,7 @@ def bench(
     torch.manual_seed(seed)
     try:
         results = [
-            _one(name, level, size, pattern, tuple(exclude or ()), weights, repeats)
+            _one(name, level, size, pattern, tuple(exclude or ()), weights, repeats, (input, input_ids))
             for name in what
             for level in sparsities
             for size in batches
@@ -75,7 +78,14 @@ def bench(
 
 
 def _one(
-    name: str, sparsity: float, batch: int, pattern: str, exclude: tuple[str, ...], weights: Path | None, repeats: int
+    name: str,
+    sparsity: float,
+    batch: int,
+    pattern: str,
+    exclude: tuple[str, ...],
+    weights: Path | None,
+    repeats: int,
+    told: tuple[str | None, int | None] = (None, None),
 ) -> Result:
     from torch import nn
 
@@ -98,26 +108,30 @@ def _one(
         image = nn.Conv2d(inputs, outputs, kernel, padding=kernel // 2, bias=False).requires_grad_(False)
         prune(image, sparsity, pattern=pattern)
         return _bench.bench_conv(image, batch, (size, size), repeats=repeats)
-    return _model(name, sparsity, batch, pattern, exclude, weights, repeats)
+    return _model(name, sparsity, batch, pattern, exclude, weights, repeats, told)
 
 
 def _model(
-    name: str, sparsity: float, batch: int, pattern: str, exclude: tuple[str, ...], weights: Path | None, repeats: int
+    name: str,
+    sparsity: float,
+    batch: int,
+    pattern: str,
+    exclude: tuple[str, ...],
+    weights: Path | None,
+    repeats: int,
+    shape: tuple[str | None, int | None] = (None, None),
 ) -> Result:
     import torch
 
-    from prunus.cli.compress import example_input
-    from prunus.errors import BadInput
+    from prunus.cli._inputs import example_for
     from prunus.models import resolve
     from prunus.pruning import prune
     from prunus.sparse import compress
     from prunus.sparse._bench import bench_model
 
     model = resolve(name, str(weights) if weights else None).eval()
-    example = example_input(name, model, batch)
-    if example is None:
-        raise BadInput(f"The shape of the inputs of {name!r} is not known; bench a model of the zoo or a shape.")
-    prune(model, sparsity, pattern=pattern, exclude=exclude)
+    example = example_for(model, batch, *shape)
+    prune(model, sparsity, pattern=pattern, exclude=exclude, misfits="skip")
     fast = compress(model, example=example, fuse=True)
     integer = compress(model, example=example, fuse=True, activations=torch.int8)
     peers = ("onnx", "onnx int8", "onnx int8 static", "openvino", "openvino int8", "torch int8")

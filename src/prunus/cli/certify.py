@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
+from prunus.cli._inputs import Input, InputIds
 from prunus.cli.options import Data, DataDir, Exclude, Json, Model, Seed, Weights
 
 Masks = Annotated[Path | None, Parameter(help="Masks of the pruning, as `prunus prune -o` writes them.")]
@@ -30,6 +31,8 @@ def certify(
     samples: Samples = 0,
     data: Data = None,
     data_dir: DataDir = None,
+    input: Input = None,
+    input_ids: InputIds = None,
     statistical: Annotated[bool, Parameter(negative="", help="Also certify statistically, on the test data.")] = False,
     confidence: Annotated[float, Parameter(help="Confidence of the statistical certificate.")] = 0.95,
     method: Methods = None,
@@ -54,6 +57,7 @@ def certify(
     from prunus.certificates import Certificate, CertifyOptions
     from prunus.certificates import certify as certify_networks
     from prunus.certificates import verify as verify_file
+    from prunus.cli._inputs import example_or_none
     from prunus.cli.output import progress
     from prunus.models import resolve
 
@@ -70,7 +74,7 @@ def certify(
             found = verify_file(verify, network, other, options=options)
         else:
             domain = _domain(radius, samples, test)
-            example = _example(model) if test is None else test[0][0][None]
+            example = example_or_none(network, 1, input, input_ids) if test is None else test[0][0][None]
             found = certify_networks(network, other, domain, attack=attack, seed=seed, example=example, options=options)
     record: dict[str, Any] = {"model": model, **found.to_dict(), "statement": found.statement}
     record["verified"] = str(verify) if verify else None
@@ -127,18 +131,6 @@ def _domain(radius: float | None, samples: int, test: Any) -> Any:
         points = torch.stack([torch.as_tensor(test[number][0]) for number in range(min(samples, len(test)))])
         return SamplesDomain(points, 0.0 if radius is None else radius)
     return Ball(1.0 if radius is None else radius)
-
-
-def _example(model: str) -> Any:
-    """An input of the shape that a network of the zoo takes; None for a factory of the user's own."""
-    import torch
-
-    from prunus.models import describe, names
-
-    if model.partition(":")[0] not in names():
-        return None
-    shape = describe(model).input
-    return None if shape is None else torch.zeros(1, *shape)
 
 
 def _print(record: dict[str, Any], found: Any, json: bool) -> None:

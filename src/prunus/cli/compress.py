@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
+from prunus.cli._inputs import Input, InputIds
 from prunus.cli.options import Json, Model, Seed, Weights
 
 
@@ -17,6 +18,8 @@ def compress(
     masks: Annotated[
         Path | None, Parameter(help="Masks as `prunus prune -o` wrote them; otherwise the zeros of the weights count.")
     ] = None,
+    input: Input = None,
+    input_ids: InputIds = None,
     batch: Annotated[int, Parameter(help="Batch size the decision is measured for.")] = 1,
     select: Annotated[
         str, Parameter(help="measured: replace what gains; always: replace whatever can be.")
@@ -29,7 +32,13 @@ def compress(
         bool, Parameter(negative="", help="Run ReLUs and residual sums inside the layer before them.")
     ] = False,
     threads: Annotated[int | None, Parameter(help="Threads to measure with; torch's own number otherwise.")] = None,
-    output: Annotated[Path | None, Parameter(alias="-o", help="Where the compressed model goes (safetensors).")] = None,
+    embeddings: Annotated[
+        str | None, Parameter(help="Store embeddings as bfloat16 or int8 in the file; float32 otherwise.")
+    ] = None,
+    output: Annotated[
+        Path | None,
+        Parameter(alias="-o", help="Where it goes: a safetensors file, or a folder (hf:)."),
+    ] = None,
     onnx: Annotated[
         Path | None, Parameter(help="Also write the dense model, zeros in place, as ONNX with a note of the masks.")
     ] = None,
@@ -48,6 +57,7 @@ def compress(
     import torch
 
     from prunus import sparse
+    from prunus.cli._inputs import example_or_none
     from prunus.contract import Masks
     from prunus.errors import BadInput
     from prunus.models import resolve
@@ -58,36 +68,39 @@ def compress(
         torch.set_num_threads(threads)
     torch.manual_seed(seed)
     network = resolve(model, str(weights) if weights else None).eval()
-    example = example_input(model, network, batch)
+    example = example_or_none(network, batch, input, input_ids)
     kept = Masks.load(masks) if masks else None
     inputs = None if activations is None else _dtype(activations)
     stored = torch.int8 if inputs is not None and dtype == "float32" else _dtype(dtype)
     fast = sparse.compress(network, kept, example, select, stored, inputs, fuse=fuse)
     record: dict[str, Any] = {"model": model, "layers": sparse.explain(fast), **_sizes(network, fast)}
     if output is not None:
-        record["file"] = str(sparse.save(fast, output))
-        record["file_bytes"] = output.stat().st_size
+        record["file"] = str(_saved(fast, output, model, None if embeddings is None else _dtype(embeddings)))
+        if embeddings is not None:
+            record["embedding_errors"] = sparse.embedding_errors(fast, _dtype(embeddings))
+        files = output.rglob("*") if output.is_dir() else [output]
+        record["file_bytes"] = sum(file.stat().st_size for file in files if file.is_file())
     if onnx is not None:
         if example is None:
-            raise BadInput("Export to ONNX needs to know the input's shape, which only the zoo's models tell.")
+            raise BadInput("Export to ONNX needs to know the input's shape: give --input 3x224x224 or --input-ids 128.")
         record["onnx"] = str(sparse.export_onnx(network, onnx, example, kept))
     _print(record, json)
 
 
-def example_input(model: str, network: Any, batch: int) -> Any:
-    """One batch of the shape the zoo's network expects; None for a factory of the user's own."""
-    import torch
+def _saved(fast: Any, output: Path, model: str, embeddings: Any) -> Path:
+    """One file; of a Hugging Face model, where the name has no ending, a folder with config and tokenizer."""
+    from prunus import sparse
+    from prunus.errors import BadFile
+    from prunus.models.hf import PREFIX, tokenizer_of
 
-    from prunus.models import describe, names
-    from prunus.models.fc import FullyConnected
-
-    if isinstance(network, FullyConnected):
-        return torch.randn(batch, int(network.layers[0].in_features))  # type: ignore[arg-type]
-    name = model.partition(":")[0]
-    shape = describe(name).input if name in names() else None
-    if shape is None:
-        return None
-    return torch.zeros(batch, *shape, dtype=torch.long) if len(shape) == 1 else torch.randn((batch, *shape))
+    if output.suffix or not model.startswith(PREFIX):
+        return sparse.save(fast, output, embeddings=embeddings)
+    try:
+        tokenizer = tokenizer_of(model.removeprefix(PREFIX))
+    except BadFile:  # an image model has none
+        tokenizer = None
+    sparse.save_pretrained(fast, output, tokenizer, embeddings)
+    return output
 
 
 def _dtype(name: str) -> Any:
@@ -127,6 +140,8 @@ def _print(record: dict[str, Any], json: bool) -> None:
     print_table(columns, table, left=(0, 1, 2))
     out = console()
     out.print(f"{record['bytes']:,} bytes instead of {record['dense_bytes']:,}")
+    for name, error in record.get("embedding_errors", {}).items():
+        out.print(f"{name} is stored with an error of {error:.2%}")
     for key in ("file", "onnx"):
         if key in record:
             out.print(f"wrote {record[key]}")

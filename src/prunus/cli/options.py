@@ -7,14 +7,17 @@ from typing import Annotated
 
 from cyclopts import Parameter, validators
 
-Model = Annotated[str, Parameter(help="Zoo name, as in `resnet20` or `conv6:width=0.5`, or `package.module:factory`.")]
+Model = Annotated[
+    str, Parameter(help="Zoo name, as in `resnet20` or `conv6:width=0.5`, `hf:FOLDER`, or `package.module:factory`.")
+]
 Weights = Annotated[
     Path | None, Parameter(help="Weights to load: safetensors, or a torch file (read without running code).")
 ]
 Data = Annotated[
     str | None,
     Parameter(
-        help="digits, digits-images, mnist, fashion-mnist, cifar10, covertype, imdb, sst2, or `package.module:dataset`."
+        help="digits, digits-images, mnist, fashion-mnist, cifar10, covertype, imdb, sst2, `package.module:dataset`, "
+        "a JSONL, CSV or text file, or a folder of images."
     ),
 ]
 DataDir = Annotated[Path | None, Parameter(help="Folder of the public data sets; PRUNUS_DATA is used otherwise.")]

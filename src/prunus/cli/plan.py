@@ -7,7 +7,8 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from prunus.cli.certify import _domain, _example, _test
+from prunus.cli._inputs import Input, InputIds
+from prunus.cli.certify import _domain, _test
 from prunus.cli.options import Data, DataDir, Exclude, Json, Model, Seed, Weights
 
 
@@ -31,6 +32,8 @@ def plan(
     confidence: Annotated[float, Parameter(help="Confidence of a statistical plan.")] = 0.95,
     data: Data = None,
     data_dir: DataDir = None,
+    input: Input = None,
+    input_ids: InputIds = None,
     output: Annotated[Path | None, Parameter(alias="-o", help="Where the masks go (safetensors).")] = None,
     seed: Seed = 0,
     json: Json = False,
@@ -46,6 +49,7 @@ def plan(
 
     from prunus.certificates import OnData, PlanSettings
     from prunus.certificates import plan as make_plan
+    from prunus.cli._inputs import example_or_none
     from prunus.cli._training import fitting_example
     from prunus.cli.output import progress
     from prunus.models import resolve
@@ -53,7 +57,7 @@ def plan(
     torch.manual_seed(seed)  # a model without weights from a file is the same in every run
     network = resolve(model, str(weights) if weights else None).eval()
     test = _test(data, data_dir, samples, statistical)
-    example = _example(model) if test is None else fitting_example(network, test)
+    example = example_or_none(network, 1, input, input_ids) if test is None else fitting_example(network, test)
     domain: Any = OnData(test, confidence) if statistical else _domain(radius, samples, test)
     settings = PlanSettings(seed=seed, example=example, data=_train(data, data_dir, score))
     with progress("planning", None, quiet=json):

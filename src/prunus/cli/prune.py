@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
+from prunus.cli._inputs import Input, InputIds, Metric
 from prunus.cli.options import Data, DataDir, Exclude, Json, Model, Seed, Weights
 
 
@@ -15,7 +16,10 @@ def prune(
     *,
     sparsity: Annotated[float, Parameter(help="Fraction of zeros among the prunable weights, in [0, 1).")] = 0.9,
     score: Annotated[
-        str, Parameter(help="magnitude, random, random-with-replacement, snip, grasp, synflow or wanda.")
+        str,
+        Parameter(
+            help="magnitude, random, random-with-replacement, snip, grasp, synflow, wanda or `package.module:score`."
+        ),
     ] = "magnitude",
     pattern: Annotated[
         str, Parameter(help="unstructured, balanced:B, N:M, kernels, channels or blocks:RxC.")
@@ -28,6 +32,10 @@ def prune(
     weights: Weights = None,
     data: Data = None,
     data_dir: DataDir = None,
+    metric: Metric = "accuracy",
+    input: Input = None,
+    input_ids: InputIds = None,
+    misfits: Annotated[str, Parameter(help="error, or skip: leave out what the pattern does not fit.")] = "error",
     output: Annotated[
         Path | None, Parameter(alias="-o", help="Where the pruned weights go (safetensors); masks go beside them.")
     ] = None,
@@ -37,15 +45,16 @@ def prune(
     """Set the least important weights of a network to zero, and say what that costs.
 
     Prints a table by layer: what is kept, the share of weight energy that goes, the output signal-to-noise this
-    predicts, and the multiply-adds before and after. With data, also the accuracy before and after. With `-o`, writes
-    `NAME.safetensors` and `NAME.masks.safetensors`. `--reconstruct` keeps the masks and adjusts what stays; `prunus
-    reconstruct` chooses the masks for it too, which is better.
+    predicts, and the multiply-adds before and after. With data, also the accuracy (or another `--metric`) before and
+    after. With `-o`, writes `NAME.safetensors` and `NAME.masks.safetensors`. `--reconstruct` keeps the masks and
+    adjusts what stays; `prunus reconstruct` chooses the masks for it too, which is better.
 
     Example: `prunus prune fc:64-300-100-10 --data digits --sparsity 0.9 --pattern balanced:16 --exclude layers.2
     -o pruned.safetensors`
     """
     import torch
 
+    from prunus.cli._inputs import example_or_none
     from prunus.cli._training import fitting_example
     from prunus.errors import BadInput
     from prunus.models import resolve
@@ -55,7 +64,7 @@ def prune(
     network = resolve(model, str(weights) if weights else None).eval()
     if reconstruct and data is None:
         raise BadInput("--reconstruct looks at data: name some with --data, as in --data digits.")
-    train, test = _data(data, data_dir, score, reconstruct)
+    train, test = _data(data, data_dir, score, model, reconstruct)
     masks = find_masks(
         network,
         sparsity,
@@ -65,46 +74,33 @@ def prune(
         exclude=tuple(exclude or ()),
         data=train,
         seed=seed,
+        misfits=misfits,
     )
-    example = _example(model, network) if test is None else fitting_example(network, test)
+    known = example_or_none(network, 1, input, input_ids)
+    example = known if known is not None or test is None else fitting_example(network, test)
     rows = summarise(network, masks, example)
-    accuracies = _accuracies(network, masks, test, train if reconstruct else None, seed, quiet=json)
+    accuracies = _quality(network, masks, test, metric, train if reconstruct else None, seed, quiet=json)
     files = write_pruned(network, masks, output) if output is not None else {}
-    record = {
+    record: dict[str, Any] = {
         "model": model,
         "sparsity": masks.sparsity,
         "layers": [{**vars(row), "sparsity": row.sparsity, "signal_to_noise": row.signal_to_noise} for row in rows],
+        **{key: masks.notes[key] for key in ("skipped", "unrecognised") if key in masks.notes},
         **accuracies,
         **files,
     }
     _print(record, rows, json)
 
 
-def _data(name: str | None, folder: Path | None, score: str, always: bool) -> tuple[Any, Any]:
+def _data(name: str | None, folder: Path | None, score: str, model: str, always: bool) -> tuple[Any, Any]:
     """(train, test) sets; the training set only where the score looks at it, or `always`."""
     if name is None:
         return None, None
-    from prunus.data import load
+    from prunus.cli._inputs import data_for
     from prunus.pruning.scores import needs_data
 
-    looks = always or needs_data(score)
-    return load(name, split="train", folder=folder) if looks else None, load(name, split="test", folder=folder)
-
-
-def _example(model: str, network: Any) -> Any:
-    """One input of the shape the zoo's network expects; None for a factory of the user's own."""
-    import torch
-
-    from prunus.models import describe, names
-    from prunus.models.fc import FullyConnected
-
-    if isinstance(network, FullyConnected):
-        return torch.zeros(1, next(network.parameters()).shape[1])
-    name = model.partition(":")[0]
-    shape = describe(name).input if name in names() else None
-    if shape is None:
-        return None
-    return torch.zeros(1, *shape, dtype=torch.long) if len(shape) == 1 else torch.zeros(1, *shape)
+    test = data_for(name, "test", folder, model)
+    return data_for(name, "train", folder, model) if always or needs_data(score) else None, test
 
 
 def _settle(network: Any, masks: Any, samples: Any, seed: int) -> None:
@@ -117,21 +113,21 @@ def _settle(network: Any, masks: Any, samples: Any, seed: int) -> None:
     reconstruct(network, None, samples, masks=masks, seed=seed)
 
 
-def _accuracies(network: Any, masks: Any, test: Any, samples: Any, seed: int, quiet: bool) -> dict[str, float]:
-    """Accuracy before, then after: the network is pruned here."""
+def _quality(network: Any, masks: Any, test: Any, metric: str, samples: Any, seed: int, quiet: bool) -> dict[str, Any]:
+    """The metric before, then after: the network is pruned here."""
     if test is None:
         _settle(network, masks, samples, seed)
         return {}
+    from prunus.cli._inputs import measure
     from prunus.cli.output import progress
-    from prunus.training import accuracy
 
-    with progress("measuring accuracy", 2, quiet) as advance:
-        before = accuracy(network, test)
+    with progress(f"measuring {metric}", 2, quiet) as advance:
+        before = measure(metric, network, test)
         advance()
         _settle(network, masks, samples, seed)
-        after = accuracy(network, test)
+        after = measure(metric, network, test)
         advance()
-    return {"accuracy_before": before, "accuracy_after": after}
+    return {"metric": metric, f"{metric}_before": before, f"{metric}_after": after}
 
 
 def write_pruned(network: Any, masks: Any, output: Path) -> dict[str, str]:
@@ -164,9 +160,13 @@ def _print(record: dict[str, Any], rows: list[Any], json: bool) -> None:
         line += [sum(row.multiply_adds or 0 for row in rows), sum(row.multiply_adds_kept or 0 for row in rows)]
     print_table(columns, [*table, line], left=(0, 1))
     out = console()
-    if "accuracy_before" in record:
-        out.print(
-            f"accuracy {record['accuracy_before']:.2%} before, {record['accuracy_after']:.2%} after (no retraining)"
-        )
+    for key, meaning in (("skipped", "does not fit the pattern"), ("unrecognised", "is of no known kind")):
+        if record.get(key):
+            out.print(f"left dense, as it {meaning}: {', '.join(record[key])}")
+    if "metric" in record:
+        name = record["metric"]
+        form = "{:.2%}" if name == "accuracy" else "{:.4g}"
+        before, after = (form.format(record[f"{name}_{when}"]) for when in ("before", "after"))
+        out.print(f"{name} {before} before, {after} after (no retraining)")
     if "weights_file" in record:
         out.print(f"wrote {record['weights_file']} and {record['masks_file']}")

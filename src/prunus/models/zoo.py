@@ -15,7 +15,7 @@ from torch import nn
 from prunus._by_path import describe as describe_error
 from prunus._by_path import import_object, is_import_path
 from prunus.errors import BadInput, UnknownName
-from prunus.models import cifar_resnet, fc, recurrent, resnet
+from prunus.models import cifar_resnet, fc, hf, recurrent, resnet
 from prunus.models.convolutional import Conv6, vgg11, vgg16
 from prunus.models.init import initialise
 from prunus.models.lenet import LeNet5
@@ -176,7 +176,7 @@ def make(
 
 
 def resolve(spec: str, weights: str | None = None) -> nn.Module:
-    """The model that a command line names: one of the zoo, or "package.module:factory"; with weights from a file.
+    """The model that a command line names: of the zoo, "hf:FOLDER" or "package.module:factory"; with weights of a file.
 
     A factory is called without arguments and returns the module; a module found at the path is taken as it is.
 
@@ -196,7 +196,9 @@ def resolve(spec: str, weights: str | None = None) -> nn.Module:
         'CifarResNet'
     """
     head = spec.partition(":")[0]
-    if head in _ZOO:
+    if spec.startswith(hf.PREFIX):
+        model = hf.load_folder(spec.removeprefix(hf.PREFIX))
+    elif head in _ZOO:
         model = make(spec)
     elif is_import_path(spec):
         model = _from_path(spec)

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
+from prunus import adapters
 from prunus.contract import Masks
 from prunus.layers import Weight, all_weights
 
@@ -92,7 +93,8 @@ def _uses(model: nn.Module, weights: dict[str, Weight], example: Any) -> dict[st
     mode = model.training
     try:
         with torch.no_grad():
-            model.eval()(example[:1])
+            batch = adapters.as_batch(example)
+            adapters.call(model.eval(), batch.every(0, max(1, batch.size)))
     finally:
         model.train(mode)
         for handle in handles:
@@ -101,7 +103,7 @@ def _uses(model: nn.Module, weights: dict[str, Weight], example: Any) -> dict[st
 
 
 def _positions(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> int:
-    result = output if isinstance(output, Tensor) else output[0]
+    result = adapters.main_output(output)
     if isinstance(module, (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)):
         return inputs[0].shape[2:].numel()
     if hasattr(module, "kernel_size"):

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import dataclasses
 import itertools
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.data import Dataset
 
+from prunus._by_path import import_object, is_import_path
 from prunus.adapters import Batch, batch_loss, batches, call, main_output
 from prunus.contract import Score, ScoreContext
 from prunus.errors import BadInput
@@ -32,7 +33,7 @@ from prunus.pruning._registry import Registry
 __all__ = ["ScoreRule", "names", "needs_data", "parse", "register"]
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class ScoreRule:
     """A score and how to use it.
 
@@ -126,6 +127,9 @@ def names() -> tuple[str, ...]:
 
 
 def parse(score: str | Score | ScoreRule) -> ScoreRule:
+    if isinstance(score, str) and score not in tuple(_scores) and is_import_path(score):
+        found = import_object(score, "score")
+        return found if isinstance(found, ScoreRule) else dataclasses.replace(parse(found), name=score)
     if isinstance(score, str):
         return _scores[score]
     if isinstance(score, ScoreRule):

@@ -11,12 +11,13 @@ from __future__ import annotations
 from prunus.sparse._channels import remove_channels
 from prunus.sparse._compress import compress
 from prunus.sparse._explain import explain
-from prunus.sparse._file import load, save
+from prunus.sparse._file import embedding_errors, load, save
 from prunus.sparse._modules import BalancedLinear, SparseConv2d
 from prunus.sparse._onnx import export_onnx
 from prunus.sparse._packed import Packed, pack
 from prunus.sparse._permute import find_permutation, find_permuted_masks
 from prunus.sparse._plan import Row
+from prunus.sparse._pretrained import load_pretrained, save_pretrained
 from prunus.sparse._recurrent import SparseLSTM, SparseLSTMCell
 
 __all__ = [
@@ -27,12 +28,15 @@ __all__ = [
     "SparseLSTM",
     "SparseLSTMCell",
     "compress",
+    "embedding_errors",
     "explain",
     "export_onnx",
     "find_permutation",
     "find_permuted_masks",
     "load",
+    "load_pretrained",
     "pack",
     "remove_channels",
     "save",
+    "save_pretrained",
 ]

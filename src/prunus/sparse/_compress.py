@@ -30,6 +30,7 @@ from prunus.sparse._measure import Timing, compare, in_turn
 from prunus.sparse._modules import PackedModule, check_activations, check_order
 from prunus.sparse._packed import KINDS
 from prunus.sparse._plan import Plan, describe, install, plan_of
+from prunus.sparse._pretrained import offer_save_pretrained
 
 LEAST_SPARSITY = 0.3  # below this share of zeros a layer is not tried unless it is named ...
 SMALL = 4096  # ... or so small that the saved overhead may pay
@@ -94,6 +95,7 @@ def compress(
     for name, why in found.left.items():
         plan_of(fast).rows.append(make_row(name, work.get_submodule(name), None, None, why=why))
     own(fast, model)
+    offer_save_pretrained(fast)
     if expected is not None:
         require_equal(fast, example, expected, exact=dtype in (None, torch.float32))
     return fast

@@ -26,8 +26,23 @@ from prunus.sparse._plan import VERSION, Plan, build, install, plan_of
 KIND = "sparse model"
 
 
-def save(model: nn.Module, path: str | os.PathLike[str]) -> Path:
-    """Write a compressed model to one file; the old file or the new one is there at every moment."""
+def save(model: nn.Module, path: str | os.PathLike[str], *, embeddings: torch.dtype | None = None) -> Path:
+    """Write a compressed model to one file; the old file or the new one is there at every moment.
+
+    Args:
+        model: as `prunus.compress` returned it.
+        path: where it goes.
+        embeddings: store tables of embeddings as torch.bfloat16 or torch.int8 (with a scale for each row) instead of
+            float32; `load` gives float32 back. `embedding_errors` says what that costs.
+
+    Returns:
+        The path.
+
+    Raises:
+        BadInput: if the model is not compressed, or embeddings cannot be stored so.
+    """
+    if embeddings not in (None, torch.bfloat16, torch.int8):
+        raise BadInput(f"Embeddings can be stored as torch.bfloat16 or torch.int8, not as {embeddings}.")
     plan = plan_of(model).to_dict()
     tensors: dict[str, Tensor] = {}
     seen: dict[int, str] = {}
@@ -40,7 +55,44 @@ def save(model: nn.Module, path: str | os.PathLike[str]) -> Path:
             continue
         seen[id(tensor)] = name
         tensors[name] = tensor
-    return storage.write_tensors(path, tensors, KIND, {"plan": plan, "shared": shared})
+    stored: dict[str, str] = {}
+    if embeddings is not None:
+        for name, table in _tables(model).items():
+            if name in tensors and table.dtype == torch.float32:
+                stored[name] = str(embeddings).removeprefix("torch.")
+                tensors |= {name + part: value for part, value in _narrowed(table.detach(), embeddings).items()}
+    return storage.write_tensors(path, tensors, KIND, {"plan": plan, "shared": shared, "stored": stored})
+
+
+def embedding_errors(model: nn.Module, dtype: torch.dtype) -> dict[str, float]:
+    """What storing each table of embeddings with fewer bits changes: the size of the change over that of the table."""
+    found = {}
+    for name, table in _tables(model).items():
+        values = table.detach().double()
+        again = _widened(_narrowed(table.detach(), dtype)).double()
+        found[name] = float((again - values).norm() / values.norm())
+    return found
+
+
+def _tables(model: nn.Module) -> dict[str, Tensor]:
+    kinds = (nn.Embedding, nn.EmbeddingBag)
+    return {
+        f"{name}.weight".removeprefix("."): module.weight
+        for name, module in model.named_modules()
+        if isinstance(module, kinds)
+    }
+
+
+def _narrowed(table: Tensor, dtype: torch.dtype) -> dict[str, Tensor]:
+    if dtype == torch.bfloat16:
+        return {"": table.to(dtype)}
+    scale = table.abs().amax(1, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny) / 127
+    return {"": (table / scale).round().to(torch.int8), "|scale": scale}
+
+
+def _widened(parts: dict[str, Tensor]) -> Tensor:
+    values = parts[""].float()
+    return values * parts["|scale"] if "|scale" in parts else values
 
 
 def load(path: str | os.PathLike[str], model: nn.Module) -> nn.Module:
@@ -76,8 +128,11 @@ def _read(path: Path) -> tuple[Plan, dict[str, Tensor], dict[str, str]]:
             raise BadFile(f"The file {path} has version {plan['version']}; this Prunus reads version {VERSION}.")
         if any(first not in tensors for first in shared.values()):
             raise ValueError("a shared tensor is missing")
+        for name in record.get("stored", {}):
+            parts = {part: tensors.pop(name + part) for part in ("", "|scale") if name + part in tensors}
+            tensors[name] = _widened(parts)
         return Plan.from_dict(plan), tensors, shared
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
         if isinstance(error, BadFile):
             raise
         raise BadFile(f"The file {path} is damaged: its plan cannot be read ({error}).") from None

@@ -14,6 +14,7 @@ from prunus.training.history import Callback, History, Record
 from prunus.training.integrations import Growth, lightning_callback, trainer_callback
 from prunus.training.loop import Run, fit
 from prunus.training.lottery import ImpOptions, Level, imp, random_ticket
+from prunus.training.metrics import embed, perplexity, spearman
 from prunus.training.objective import accuracy, evaluate
 from prunus.training.popup import TicketOptions
 from prunus.training.ramps import Ramp
@@ -39,14 +40,17 @@ __all__ = [
     "TicketOptions",
     "accuracy",
     "distil",
+    "embed",
     "evaluate",
     "find_ticket",
     "fit",
     "imp",
     "lightning_callback",
+    "perplexity",
     "prune_gradually",
     "random_ticket",
     "recalibrate",
     "rescaled",
+    "spearman",
     "trainer_callback",
 ]

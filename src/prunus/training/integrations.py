@@ -9,15 +9,17 @@ Given `Masks` they hold them; given a `Growth` they let masks grow on its ramp. 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from prunus.contract import Masks, Pattern, check_sparsity
 from prunus.errors import BadInput, MissingExtra
-from prunus.pruning import patterns
+from prunus.pruning import patterns, scores
 from prunus.training.gradual import GradualOptions, Growing
 from prunus.training.ramps import Ramp
 
@@ -37,6 +39,11 @@ class Growth:
         patterns.parse(self.pattern)
         if self.options.regrow is not None and self.options.regrow.rule == "rigl":
             raise BadInput("RigL needs gradients that a foreign loop does not give: use 'set', or prune_gradually.")
+        if scores.needs_data(self.options.score):
+            raise BadInput(
+                f"The score {scores.parse(self.options.score).name!r} looks at data that a foreign loop does not give: "
+                "use 'magnitude', or prune_gradually."
+            )
 
 
 class Keeper:
@@ -56,13 +63,14 @@ class Keeper:
         self.data: Any = None
         self.hold: Any = None
         self.step, self.total, self.per_epoch = 0, 1, 1
+        self.updated = -1  # the last optimiser step whose update was made
 
     def begin(self, model: nn.Module, optimizer: torch.optim.Optimizer, total: int, per_epoch: int) -> None:
         """The loop starts."""
         self.model, self.optimizer = model, optimizer
         self.total, self.per_epoch = max(1, total), max(1, per_epoch)
         if self.growing is not None:
-            self.growing.start(self)  # type: ignore[arg-type]
+            self.growing.start(self)  # type: ignore[arg-type] # holds the masks of a resumed loop
         elif self.masks is not None:
             self.set_masks(self.masks)
 
@@ -74,10 +82,30 @@ class Keeper:
         self.hold = masks.hold(self.model, self.optimizer)
 
     def before_step(self, step: int) -> None:
-        """The optimizer is about to make step number `step`."""
-        self.step = step
+        """The optimizer is about to make step number `step`; asked again for the same step, nothing happens."""
+        if step == self.updated:  # another part of the same batch, where gradients are accumulated
+            return
+        self.step = self.updated = step
         if self.growing is not None:
             self.growing.update(self, step)  # type: ignore[arg-type]
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a resumed loop needs to go on with the same masks: plain numbers and tensors."""
+        masks = {} if self.masks is None else {f"mask/{name}": mask for name, mask in self.masks.items()}
+        grown = {} if self.growing is None else {"level": self.growing.level, "updates": self.growing.updates}
+        return {"updated": self.updated, **grown, **masks}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """The inverse of `state_dict`; if the loop has begun, the masks are held from now on."""
+        found = {name.removeprefix("mask/"): mask for name, mask in state.items() if name.startswith("mask/")}
+        self.updated = int(state["updated"])
+        if not found:
+            return
+        self.masks = Masks(found)
+        if self.growing is not None:
+            self.growing.load_state_dict({**state})
+        if self.model is not None:
+            self.set_masks(self.masks)
 
     def finish(self) -> None:
         """The loop is over: the last masks are applied and let go."""
@@ -120,6 +148,12 @@ def lightning_callback(masks: Masks | Growth) -> Any:
         def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
             self.keeper.end()
 
+        def state_dict(self) -> dict[str, Any]:
+            return self.keeper.state_dict()
+
+        def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+            self.keeper.load_state_dict(state_dict)
+
     return HoldMasks(keeper)
 
 
@@ -139,6 +173,9 @@ def trainer_callback(masks: Masks | Growth) -> Any:
             optimizer = rest["optimizer"]
             plain = getattr(optimizer, "optimizer", optimizer)  # accelerate wraps it
             per_epoch = round(state.max_steps / max(1, state.num_train_epochs))
+            kept = Path(args.output_dir) / f"checkpoint-{state.global_step}" / STATE
+            if state.global_step and kept.is_file():  # resumed
+                read_state(self.keeper, kept)
             self.keeper.begin(rest["model"], plain, state.max_steps, per_epoch)
 
         def on_step_begin(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
@@ -147,4 +184,26 @@ def trainer_callback(masks: Masks | Growth) -> Any:
         def on_train_end(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
             self.keeper.finish()
 
+        def on_save(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
+            folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
+            if folder.is_dir():
+                write_state(self.keeper, folder / STATE)
+
     return HoldMasks(keeper)
+
+
+STATE = "prunus.masks.safetensors"
+
+
+def write_state(keeper: Keeper, path: Path) -> None:
+    """Write what a keeper must know to go on."""
+    state = keeper.state_dict()
+    numbers = {name: value for name, value in state.items() if not isinstance(value, Tensor)}
+    Masks({name.removeprefix("mask/"): value for name, value in state.items() if isinstance(value, Tensor)},
+          {"keeper": numbers}).save(path)  # fmt: skip
+
+
+def read_state(keeper: Keeper, path: Path) -> None:
+    """Read what `write_state` wrote."""
+    masks = Masks.load(path)
+    keeper.load_state_dict({**masks.notes["keeper"], **{f"mask/{name}": mask for name, mask in masks.items()}})

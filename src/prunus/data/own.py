@@ -1,0 +1,124 @@
+"""Data of one's own from files: text in JSONL, CSV or plain lines, and folders of images.
+
+reviews.jsonl            the column "text" (or the only one with text), labels from "label"
+pairs.csv:first,second   two texts for each sample; their similarity from "label" or "score"
+words.txt                one sample for each line, or running text for a language model
+photos/                  a folder for each class, or images beside each other
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from prunus.errors import BadFile, BadInput, MissingExtra, first_line
+
+TEXT = (".jsonl", ".csv", ".tsv", ".txt")
+IMAGES = (".jpg", ".jpeg", ".png", ".bmp", ".webp")
+_LABELS = ("label", "labels", "score", "class", "target")
+
+
+def is_own(name: str) -> bool:
+    """Whether a name means a file or folder of the user's."""
+    path = Path(_parts(name)[0])
+    return path.suffix.lower() in TEXT or path.is_dir()
+
+
+def load_own(name: str, tokenizer: Any = None, length: int = 128) -> list[Any]:
+    """Samples from a file of text or a folder of images.
+
+    Args:
+        name: the path, for text perhaps with ":column" or ":first,second".
+        tokenizer: makes token ids from text, as a model of transformers brings it.
+        length: longest text, in tokens.
+
+    Returns:
+        A list: dicts of token ids with labels, or (image, label) pairs with images in 0..1.
+
+    Raises:
+        BadFile: if the file is missing, empty, or lacks the column.
+        BadInput: if text is given and there is no tokenizer.
+    """
+    text, columns = _parts(name)
+    path = Path(text)
+    if path.is_dir():
+        return _images(path)
+    if not path.is_file():
+        raise BadFile(f"There is no file {path}: give a JSONL, CSV or text file, or a folder of images.")
+    if tokenizer is None:
+        raise BadInput(f"Text such as {path} needs a tokenizer: name the model as hf:FOLDER, with a tokenizer in it.")
+    rows = _rows(path)
+    if not rows:
+        raise BadFile(f"The file {path} holds no samples.")
+    return [_sample(row, _columns(rows[0], columns, path), tokenizer, length, path) for row in rows]
+
+
+def _parts(name: str) -> tuple[str, list[str]]:
+    path, colon, columns = name.rpartition(":")
+    if colon and Path(path).suffix.lower() in TEXT:
+        return path, [column.strip() for column in columns.split(",")]
+    return name, []
+
+
+def _rows(path: Path) -> list[dict[str, Any]]:
+    try:
+        with path.open(encoding="utf-8", newline="") as stream:
+            if path.suffix.lower() == ".jsonl":
+                return [json.loads(line) for line in stream if line.strip()]
+            if path.suffix.lower() == ".txt":
+                return [{"text": line.rstrip("\n")} for line in stream if line.strip()]
+            return list(csv.DictReader(stream, delimiter="\t" if path.suffix.lower() == ".tsv" else ","))
+    except (OSError, UnicodeError, ValueError, csv.Error) as error:
+        raise BadFile(f"The file {path} cannot be read ({first_line(error)}).") from error
+
+
+def _columns(row: dict[str, Any], wanted: list[str], path: Path) -> list[str]:
+    known = [name for name, value in row.items() if isinstance(value, str) and name not in _LABELS]
+    found = wanted or (["text"] if "text" in row else known[:1] if len(known) == 1 else [])
+    if not found or any(name not in row for name in found):
+        one = known[0] if known else "text"
+        raise BadFile(f"The file {path} has the columns {', '.join(row)}: say which one to read, as {path}:{one}.")
+    return found
+
+
+def _sample(row: dict[str, Any], columns: list[str], tokenizer: Any, length: int, path: Path) -> Any:
+    label = next((row[name] for name in _LABELS if name in row), None)
+    try:
+        number = None if label is None else float(label)
+        texts = [str(row[name]) for name in columns]
+    except (KeyError, TypeError, ValueError) as error:
+        raise BadFile(f"The file {path} holds a row that does not fit the others ({error}).") from error
+    parts = [dict(tokenizer(text, truncation=True, max_length=length)) for text in texts]
+    if len(parts) == 2:
+        return (*parts, 0.0 if number is None else number)
+    sample = parts[0]
+    if number is None:
+        return {**sample, "labels": list(sample["input_ids"])}  # a language model predicts the text itself
+    return {**sample, "labels": int(number) if number.is_integer() else number}
+
+
+def _images(folder: Path) -> list[tuple[Tensor, int]]:
+    try:
+        from PIL import Image
+    except ImportError:
+        raise MissingExtra("pillow", "images", "A folder of images") from None
+    import numpy as np
+
+    classes = sorted(place for place in folder.iterdir() if place.is_dir()) or [folder]
+    found = []
+    for label, place in enumerate(classes):
+        for file in sorted(place.iterdir()):
+            if file.suffix.lower() in IMAGES:
+                try:
+                    pixels = np.asarray(Image.open(file).convert("RGB"), dtype=np.float32) / 255
+                except OSError as error:
+                    raise BadFile(f"The image {file} cannot be read ({first_line(error)}).") from error
+                found.append((torch.from_numpy(pixels).permute(2, 0, 1).contiguous(), label))
+    if not found:
+        raise BadFile(f"The folder {folder} holds no images ({', '.join(IMAGES)}).")
+    return found
