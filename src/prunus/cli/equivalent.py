@@ -43,8 +43,10 @@ def equivalent(
     they run in; "refuted" comes with an input at which they do. With `--labels` the question is whether both give the
     same label everywhere.
 
-    Example: `prunus equivalent fc:64-32-10 --sparsity 0.1 --data digits --points 3 --radius 0.01 --tolerance 0.5`, and
-    for networks of the verification literature `prunus equivalent a.onnx b.onnx --spec box.vnnlib --tolerance 0.05`.
+    Networks of the verification literature are named by their files, as in `prunus equivalent a.onnx b.onnx --spec
+    box.vnnlib --tolerance 0.05`.
+
+    Example: `prunus equivalent fc:64-32-10 --sparsity 0.1 --data digits --points 3 --radius 0.01 --tolerance 0.5`
     """
     from prunus.certificates import equivalent as decide
     from prunus.cli.output import progress
