@@ -218,8 +218,8 @@ def _recovered(small: nn.Module, model: nn.Module, coupling: Coupling, stays: Ar
 def shrink(
     model: nn.Module,
     fraction: float | Mapping[str, float],
-    *,
     example: Any,
+    *,
     data: Any = None,
     score: str | None = None,
     measure: str = "multiply-adds",
