@@ -37,12 +37,45 @@ TABLE = (
 
 
 def write_report(store: Store, path: str | os.PathLike[str], title: str = "") -> Path:
-    """Write the page of a study and return its path. The page needs nothing but itself."""
+    """Write the page of a study and return its path. The page needs nothing but itself.
+
+    Args:
+        store: the results of a study.
+        path: the HTML file to write; it replaces a file of that name.
+        title: heading of the page; without one it names the network and the data.
+
+    Returns:
+        The path of the page.
+
+    Example:
+        >>> with prunus.study.Store("runs", create=True) as store:
+        ...     store.add_reproduction("table-1", "Table 1", "A paper, 2020", [{"what": "accuracy", "ours": 0.9}])
+        ...     page = prunus.report.write_report(store, "page.html")
+        >>> page.name
+        'page.html'
+    """
     return write(path, render(store, title))
 
 
 def render(store: Store, title: str = "") -> str:
-    """The page as text."""
+    """The page as text.
+
+    Args:
+        store: the results of a study.
+        title: heading of the page; without one it names the network and the data.
+
+    Returns:
+        HTML that needs no other file.
+
+    Raises:
+        BadInput: The study has no finished cell and no table of a paper.
+
+    Example:
+        >>> with prunus.study.Store("runs", create=True) as store:
+        ...     store.add_reproduction("table-1", "Table 1", "A paper, 2020", [{"what": "accuracy", "ours": 0.9}])
+        ...     "My study" in prunus.report.render(store, title="My study")
+        True
+    """
     results = store.results()
     found = panels(results, store.bases())
     papers = [_paper(entry) for entry in store.reproductions()]

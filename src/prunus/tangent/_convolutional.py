@@ -37,6 +37,26 @@ def limit_convolutional(
 
     With all layers but the first convolution pruned at random, rescaled masks leave the limit as it is; {0, 1} masks
     (rescale=False) multiply it by density ** depth.
+
+    Args:
+        x1: images, (n1, channels, rows, columns).
+        x2: other images of the same shape; None for `x1` against itself.
+        depth: convolutions.
+        density: chance that a weight behind the first convolution is kept.
+        rescale: whether masks are divided by sqrt(density).
+        kernel: side of the filters, odd.
+        head: "flatten" or "average".
+
+    Returns:
+        The kernel (n1, n2), float64.
+
+    Raises:
+        BadInput: The images do not fit each other, or an option is out of its range.
+        UnknownName: There is no such head.
+
+    Example:
+        >>> prunus.tangent.limit_convolutional(torch.randn(3, 1, 4, 4), depth=2).shape
+        torch.Size([3, 3])
     """
     depth, density = depth_in(depth), density_in(density)
     if head not in _HEADS:

@@ -29,6 +29,10 @@ class Effort:
     method    "auto" picks by density, width and outputs; "jacobian" writes Jacobians out (torch.func), as is done for
               modules that are not made of known layers; or the name of a form in `tangent/_products.py` where it fits
     progress  True shows a line on standard error, None only in a terminal; or a function of (done, total)
+
+    Example:
+        >>> prunus.tangent.Effort(memory=64, progress=False).method
+        'auto'
     """
 
     memory: float = 256.0
@@ -69,6 +73,28 @@ def empirical(
     sqrt(density) in the forward pass, with the density that the mask really has. By default a network in NTK form is
     rescaled, so that its kernel stays near the limit (Corollary 3.3), and any other is not: pruned weights are then
     all that changes. The factor belongs to the mask and never to the weights that are differentiated by (K-5).
+
+    Args:
+        model: any network whose outputs are (n, outputs); it is left as it is.
+        x1: inputs, (n1, ...).
+        x2: other inputs, (n2, ...); None for `x1` against itself.
+        masks: masks for the model; None for the dense network.
+        output: "trace", "full" or the number of an output, see above.
+        rescale: whether masked layers are divided by sqrt(density); None rescales networks in NTK form only.
+        effort: memory, method and progress line; the numbers do not depend on it.
+
+    Returns:
+        The kernel, (n1, n2), or (n1 C, n2 C) for "full".
+
+    Raises:
+        BadInput: The inputs do not fit each other or the model, the output does not exist, or the model has no kernel.
+
+    Example:
+        >>> model = prunus.models.make("fc:6-8-2", seed=0)
+        >>> x = torch.randn(4, 6)
+        >>> kernel = prunus.tangent.empirical(model, x, masks=prunus.find_masks(model, 0.5))
+        >>> kernel.shape, torch.allclose(kernel, kernel.T)
+        (torch.Size([4, 4]), True)
     """
     effort = effort or Effort()
     network = acting_network(model, masks, rescale)

@@ -44,6 +44,11 @@ class NTKForm(nn.Module):
     factors        what each layer multiplies its input by
     limit_scale    the kernel's limit over that of `limit` (or `limit_convolutional`): 1 with the factors of K-0
     original_names "layers.N.weight" -> the name in the network it was made from
+
+    Example:
+        >>> form = prunus.tangent.parametrise(prunus.models.make("fc:6-8-8-1", init="normal", seed=0))
+        >>> form.factors, form.depth
+        ((1.0, 0.5, 0.5), 2)
     """
 
     def __init__(self, model: nn.Module, steps: Sequence[Step], factors: Sequence[float]) -> None:
@@ -129,6 +134,24 @@ def parametrise(model: nn.Module, weights: str = "auto") -> NTKForm:
 
     The limit knows no biases. Biases that are zero are left out; others stay in the forward pass as fixed numbers,
     which take no part in the kernel. `standardise` is the way back.
+
+    Args:
+        model: a chain of linear or convolution layers with ReLU between them; it is left as it is.
+        weights: "auto", "keep" or "divide", see above.
+
+    Returns:
+        The network in NTK form.
+
+    Raises:
+        BadInput: The network is in NTK form already, is no such chain, or has no hidden layer.
+        UnknownName: There is no such treatment of weights.
+
+    Example:
+        >>> model = prunus.models.make("fc:6-8-2", seed=0)
+        >>> form = prunus.tangent.parametrise(model, weights="divide")
+        >>> x = torch.randn(3, 6)
+        >>> torch.allclose(form(x), model(x), atol=1e-6)
+        True
     """
     if isinstance(model, NTKForm):
         raise BadInput("The network is in NTK form already.")
@@ -160,7 +183,23 @@ def _standard_normal(layers: Sequence[Any], factors: Sequence[float]) -> bool:
 
 
 def standardise(form: NTKForm) -> nn.Module:
-    """The way back: a network of the original's class that computes what `form` does, factors in its weights."""
+    """The way back: a network of the original's class that computes what `form` does, factors in its weights.
+
+    Args:
+        form: a network in NTK form; it is left as it is.
+
+    Returns:
+        The network in its usual form.
+
+    Raises:
+        BadInput: The network is not in NTK form.
+
+    Example:
+        >>> form = prunus.tangent.parametrise(prunus.models.make("fc:6-8-2", seed=0))
+        >>> x = torch.randn(3, 6)
+        >>> torch.allclose(prunus.tangent.standardise(form)(x), form(x), atol=1e-6)
+        True
+    """
     if not isinstance(form, NTKForm):
         raise BadInput("standardise takes a network in NTK form, as parametrise makes it.")
     layers = form._scaled_layers()

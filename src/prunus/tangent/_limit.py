@@ -36,6 +36,27 @@ def limit(
                       the input layer's term keeps its size, all others shrink by the density
     prune_input=True  the input layer is masked as well (K-9): an average over masks of the input, exact up to 12
                       coordinates, else over `draws` masks drawn with `seed`; without rescaling one density more
+
+    Args:
+        x1: inputs, (n1, ...).
+        x2: other inputs, (n2, ...); None for `x1` against itself.
+        depth: hidden layers.
+        density: chance that a weight is kept.
+        rescale: True, False or "weights", see above.
+        prune_input: whether the input layer is masked as well.
+        draws: masks of the input that are drawn where there are too many to go through.
+        seed: seed of those draws.
+
+    Returns:
+        The kernel (n1, n2), float64.
+
+    Raises:
+        BadInput: The inputs do not fit each other, or an option is out of its range.
+
+    Example:
+        >>> prunus.tangent.limit(torch.eye(2), depth=1, density=0.5, rescale=False).round(decimals=4)
+        tensor([[1.0000, 0.1592],
+                [0.1592, 1.0000]], dtype=torch.float64)
     """
     depth, density = depth_in(depth), density_in(density)
     if rescale not in (True, False, "weights"):

@@ -22,6 +22,11 @@ class Spectrum:
     rank               eigenvalues above the precision
     effective_rank     exp of the entropy of the eigenvalues over their sum: n for a multiple of the identity
     largest_step       2 / largest: beyond it gradient descent diverges
+
+    Example:
+        >>> found = prunus.tangent.spectrum(torch.diag(torch.tensor([1.0, 4.0])))
+        >>> found.condition, found.largest_step, round(found.steps(0.01), 1)
+        (4.0, 0.5, 18.4)
     """
 
     smallest: float
@@ -40,7 +45,18 @@ class Spectrum:
 
 
 def spectrum(kernel: Tensor) -> Spectrum:
-    """Eigenvalues of a symmetric kernel (n, n), in float64, and what they say; see `Spectrum`."""
+    """Eigenvalues of a symmetric kernel (n, n), in float64, and what they say; see `Spectrum`.
+
+    Args:
+        kernel: a symmetric kernel, (n, n).
+
+    Returns:
+        The eigenvalues, their ratio, ranks, and the largest step of gradient descent.
+
+    Example:
+        >>> prunus.tangent.spectrum(torch.eye(3)).rank
+        3
+    """
     matrix = square(kernel)
     eigenvalues = torch.linalg.eigvalsh(matrix)
     smallest, largest = float(eigenvalues[0]), float(eigenvalues[-1])

@@ -18,7 +18,22 @@ from prunus.tangent._spectrum import square
 
 
 def distance(kernel: Tensor, reference: Tensor) -> float:
-    """||K - R|| / ||R|| in the Frobenius norm."""
+    """||K - R|| / ||R|| in the Frobenius norm.
+
+    Args:
+        kernel: a kernel, of any shape.
+        reference: the kernel it is compared with, of the same shape.
+
+    Returns:
+        The distance: 0 for equal kernels, 1 for a kernel of zeros.
+
+    Raises:
+        BadInput: The shapes differ, or the reference is zero.
+
+    Example:
+        >>> prunus.tangent.distance(1.5 * torch.eye(3), torch.eye(3))
+        0.5
+    """
     if kernel.shape != reference.shape:
         raise BadInput(f"The kernels have shapes {tuple(kernel.shape)} and {tuple(reference.shape)}: they must agree.")
     size = float(reference.double().norm())
@@ -31,6 +46,20 @@ def alignment(kernel: Tensor, targets: Tensor, centred: bool = False) -> float:
     """Kernel-target alignment <K, Y Y^T> / (||K|| ||Y Y^T||), in [0, 1]: how well the kernel separates the targets.
 
     `targets` are labels (n,), taken as one-hot minus their mean, or values (n, outputs). `centred` centres the kernel.
+
+    Args:
+        kernel: a symmetric kernel, (n, n).
+        targets: whole numbers (n,) are labels; other numbers, (n,) or (n, outputs), are values.
+        centred: centre the kernel first.
+
+    Returns:
+        The alignment; 0 where the kernel or the targets are zero.
+
+    Example:
+        >>> labels = torch.tensor([0, 0, 1, 1])
+        >>> same = (labels[:, None] == labels).double()
+        >>> round(prunus.tangent.alignment(same, labels, centred=True), 6)
+        1.0
     """
     matrix, values = square(kernel), as_targets(targets, len(kernel))
     if centred:
@@ -59,6 +88,24 @@ def limit_of(form: NTKForm, x1: Tensor, x2: Tensor | None = None, pruned_input: 
 
     Known for fully connected ReLU networks and for convolutions of stride 1 that keep the size, all of one odd kernel,
     with a linear head on the flattened map or on its average. One sentence says why there is none for others.
+
+    Args:
+        form: a network in NTK form, as `parametrise` makes it.
+        x1: inputs, (n1, ...).
+        x2: other inputs, (n2, ...); None for `x1` against itself.
+        pruned_input: density of all layers where the input layer is pruned too; 1 where it is dense.
+
+    Returns:
+        The kernel (n1, n2), float64.
+
+    Raises:
+        BadInput: No limit is known for a network of this kind.
+
+    Example:
+        >>> form = prunus.tangent.parametrise(prunus.models.make("fc:6-64-1", init="normal", seed=0))
+        >>> x = torch.randn(3, 6)
+        >>> torch.equal(prunus.tangent.limit_of(form, x), prunus.tangent.limit(x, depth=1))
+        True
     """
     if not isinstance(form, NTKForm):
         raise BadInput("The limit is known for networks in NTK form: give parametrise(model).")
@@ -105,7 +152,12 @@ def _keeps_size(layer: Any, first: Any) -> bool:
 
 @dataclass(frozen=True)
 class DeadUnits:
-    """One layer: units, those whose pre-activation is never positive on the inputs, those without a kept weight."""
+    """One layer: units, those whose pre-activation is never positive on the inputs, those without a kept weight.
+
+    Example:
+        >>> prunus.tangent.DeadUnits("layers.0", units=32, dead=3, cut_off=1).dead / 32
+        0.09375
+    """
 
     name: str
     units: int
@@ -117,6 +169,19 @@ def dead_units(model: nn.Module, x: Tensor, masks: Masks | None = None) -> list[
     """Units of each linear or convolution layer but the last that pass nothing on for these inputs.
 
     A dead unit's weights have no derivative: its row of the kernel's Jacobian is zero. The count supposes ReLU.
+
+    Args:
+        model: a network of linear and convolution layers.
+        x: inputs, (n, ...).
+        masks: masks for the model; None for the dense network.
+
+    Returns:
+        One row for each such layer but the last, in the order in which they run.
+
+    Example:
+        >>> model = prunus.models.make("fc:6-8-2", seed=0)
+        >>> [(row.name, row.units) for row in prunus.tangent.dead_units(model, torch.randn(20, 6))]
+        [('layers.0', 8)]
     """
     network = acting_network(model, masks)
     outputs: dict[str, Tensor] = {}
@@ -147,6 +212,12 @@ class Drift:
 
     rows hold, for each epoch, the distance to the kernel at the start and the cosine between the two. In the lazy
     regime that the limit describes both stay near (0, 1); networks of practical width leave it.
+
+    Example:
+        >>> model = prunus.models.make("fc:6-8-2", seed=0)
+        >>> drift = prunus.tangent.Drift(model, torch.randn(4, 6))
+        >>> drift()["distance"]
+        0.0
     """
 
     model: nn.Module

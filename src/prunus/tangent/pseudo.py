@@ -75,6 +75,13 @@ class PseudoNetwork:
     outputs     f^(h+1, j, L+1): outputs of the pseudo-network of column j, (d_h,)
     dependent   g_j f^(h+1, j, L+1) / density: the dependent vector through the pseudo-networks
     direct      the same from its definition, the rows' weights projected on their masked activations
+
+    Example:
+        >>> form = prunus.tangent.parametrise(prunus.models.make("fc:6-8-8-1", init="normal", seed=0))
+        >>> masks = prunus.find_masks(form, 0.5, exclude=("layers.0",))
+        >>> found = prunus.tangent.pseudo_network(form, torch.randn(1, 6), masks, layer=1)
+        >>> torch.allclose(found.dependent, found.direct)
+        True
     """
 
     outputs: Tensor
@@ -87,6 +94,24 @@ def pseudo_network(form: NTKForm, x: Tensor, masks: Masks, layer: int) -> Pseudo
 
     The pseudo-network of column j starts with f_i sqrt(density) m_ij / ||g * m_i||^2 in layer h+1 and passes on
     linearly through the gates of the network itself. For the last layer the definition is continued (K-17, gap a).
+
+    Args:
+        form: a fully connected network in NTK form, without biases, with one output.
+        x: one input, (1, d).
+        masks: masks for `form`, {0, 1}; they are rescaled by 1/sqrt(density) here.
+        layer: a hidden layer, counted from 1.
+
+    Returns:
+        The outputs of the pseudo-networks and the dependent vector, worked out in two ways.
+
+    Raises:
+        BadInput: There is not exactly one input, the network is of another kind, or there is no such hidden layer.
+
+    Example:
+        >>> form = prunus.tangent.parametrise(prunus.models.make("fc:6-8-8-1", init="normal", seed=0))
+        >>> masks = prunus.find_masks(form, 0.5, exclude=("layers.0",))
+        >>> prunus.tangent.pseudo_network(form, torch.randn(1, 6), masks, layer=2).outputs.shape
+        torch.Size([8])
     """
     if len(x) != 1:
         raise BadInput(f"The pseudo-network is for one input, (1, d), got {len(x)}.")
@@ -107,7 +132,14 @@ def pseudo_network(form: NTKForm, x: Tensor, masks: Masks, layer: int) -> Pseudo
 
 @dataclass(frozen=True, eq=False)
 class BackwardSplit:
-    """K-24: b^(h) of both inputs (2, d_h), and its parts across and along the span of the masked activations."""
+    """K-24: b^(h) of both inputs (2, d_h), and its parts across and along the span of the masked activations.
+
+    Example:
+        >>> form = prunus.tangent.parametrise(prunus.models.make("fc:6-8-8-1", init="normal", seed=0))
+        >>> split = prunus.tangent.split_backward(form, torch.randn(2, 6), None, layer=1)
+        >>> split.gap < 1e-12, sorted(split.products())
+        (True, ['across', 'along', 'whole'])
+    """
 
     whole: Tensor
     across: Tensor
@@ -126,7 +158,25 @@ class BackwardSplit:
 
 def split_backward(form: NTKForm, x: Tensor, masks: Masks | None, layer: int) -> BackwardSplit:
     """Split b^(layer) of two inputs (2, d): each row's weights above projected on the span of the two masked
-    activations, and what is left (Propositions 5.2 and 5.3)."""
+    activations, and what is left (Propositions 5.2 and 5.3).
+
+    Args:
+        form: a fully connected network in NTK form, without biases, with one output.
+        x: two inputs, (2, d).
+        masks: masks for `form`; None for the dense network.
+        layer: a hidden layer, counted from 1.
+
+    Returns:
+        The whole vectors and their two parts, which add up to them.
+
+    Raises:
+        BadInput: There are not exactly two inputs, the network is of another kind, or there is no such hidden layer.
+
+    Example:
+        >>> form = prunus.tangent.parametrise(prunus.models.make("fc:6-8-8-1", init="normal", seed=0))
+        >>> prunus.tangent.split_backward(form, torch.randn(2, 6), None, layer=2).along.shape
+        torch.Size([2, 8])
+    """
     if len(x) != 2:
         raise BadInput(f"The split is for two inputs, (2, d), got {len(x)}.")
     run = passes(form, x, masks)

@@ -16,7 +16,14 @@ _JITTER = 1e-9
 
 @dataclass(frozen=True, eq=False)
 class Regression:
-    """predictions (m, outputs); jitter is what was added to the diagonal, note says why (empty where nothing was)."""
+    """predictions (m, outputs); jitter is what was added to the diagonal, note says why (empty where nothing was).
+
+    Example:
+        >>> kernel, labels = torch.eye(2).double(), torch.tensor([0, 1])
+        >>> found = prunus.tangent.regress(kernel, kernel, labels)
+        >>> found.accuracy(labels), found.note
+        (1.0, '')
+    """
 
     predictions: Tensor
     jitter: float
@@ -30,14 +37,29 @@ class Regression:
 
 
 def regress(kernel: Tensor, cross: Tensor, targets: Tensor, ridge: float = 0.0) -> Regression:
-    """K(test, train) (K(train, train) + ridge)^-1 Y, in float64.
+    """Kernel regression: K(test, train) (K(train, train) + ridge)^-1 Y, in float64.
 
-    kernel   (n, n) of the training inputs
-    cross    (m, n) of test against training inputs
-    targets  labels (n,), taken as one-hot minus 1/classes, or values (n, outputs)
-    ridge    added to the diagonal. It scales with the kernel: against rescale=False use ridge * density ** depth (K-6)
+    A singular kernel gets a small part of its mean diagonal as jitter (1e-9 in float64, else 1e-6): the note says so.
 
-    A singular kernel gets 1e-9 of its mean diagonal as jitter, and the note says so.
+    Args:
+        kernel: (n, n), of the training inputs.
+        cross: (m, n), of test against training inputs.
+        targets: labels (n,), taken as one-hot minus 1/classes, or values (n, outputs).
+        ridge: added to the diagonal. It scales with the kernel: with rescale=False use ridge * density ** depth (K-6).
+
+    Returns:
+        The predictions for the test inputs, and what was added to the diagonal.
+
+    Raises:
+        BadInput: The shapes do not fit, or the ridge is negative.
+        RunFailed: The kernel is not positive definite even with what was added.
+
+    Example:
+        >>> x = torch.randn(5, 6, dtype=torch.float64)
+        >>> kernel = prunus.tangent.limit(x, depth=2)
+        >>> found = prunus.tangent.regress(kernel, kernel, torch.arange(5.0) + 1)
+        >>> found.predictions.flatten().round().tolist()
+        [1.0, 2.0, 3.0, 4.0, 5.0]
     """
     matrix, values = square(kernel), as_targets(targets, len(kernel))
     if cross.dim() != 2 or cross.shape[1] != len(matrix):

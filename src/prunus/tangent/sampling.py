@@ -35,6 +35,25 @@ def sample_kernels(
     Weights are standard normal, masks independent with this density on all layers but the first. `rescale` as in
     `limit`: True for masks in {0, 1/sqrt(density)}, False for {0, 1}, "weights" for the trap of K-5. Inputs in float32
     are worked on in float32, which is twice as quick; the result is float64.
+
+    Args:
+        x: a few inputs, (n, ...); they are flattened.
+        depth: hidden layers.
+        width: units of each hidden layer.
+        density: chance that a weight behind the first layer is kept.
+        networks: how many networks are drawn.
+        rescale: True, False or "weights", see above.
+        seed: the same seed gives the same kernels.
+
+    Returns:
+        The kernels, (networks, n, n), float64.
+
+    Raises:
+        BadInput: The inputs, the depth or the density cannot be used, or width or networks are below 1.
+
+    Example:
+        >>> prunus.tangent.sample_kernels(torch.randn(2, 6), depth=2, width=16, density=0.5, networks=3).shape
+        torch.Size([3, 2, 2])
     """
     depth, density = depth_in(depth), density_in(density)
     if min(width, networks) < 1:
@@ -125,6 +144,11 @@ class WidthPlan:
 
     dense, slope   of the fluctuation model: width x variance = dense + slope z, z = (1 - density) / density
     pilots         what the two pilot runs measured
+
+    Example:
+        >>> plan = prunus.tangent.plan_width(torch.randn(2, 6), 1.0, 0.1, depth=1, width=32, networks=8)
+        >>> plan.statement
+        "At density 1 about ... units a layer keep the standard deviation of one output's kernel, ..."
     """
 
     width: int
@@ -158,6 +182,28 @@ def plan_width(
     `sigma` is the standard deviation of a kernel entry over ||x|| ||x'||, averaged over the pairs among the first
     eight inputs. The density of the pilot is raised until density x width is 25, below which the mean is biased and
     the model does not hold; the plan asks for at least that as well.
+
+    Args:
+        x: inputs, (n, ...), none of them zero; the first eight are used.
+        density: density of the network that is planned.
+        sigma: the largest standard deviation that is wanted.
+        depth: hidden layers.
+        width: units of each hidden layer in the pilot runs.
+        networks: networks drawn in each pilot run, at least 8.
+        seed: the same seed gives the same plan.
+        advance: called after each pilot run, for a progress line.
+
+    Returns:
+        The width, and the fit it comes from.
+
+    Raises:
+        BadInput: A number is out of its range, or an input is zero.
+
+    Example:
+        >>> x = torch.randn(3, 6)
+        >>> few, many = (prunus.tangent.plan_width(x, 1.0, s, depth=1, width=32, networks=8).width for s in (0.2, 0.1))
+        >>> few < many
+        True
     """
     density = density_in(density)
     if not sigma > 0:
