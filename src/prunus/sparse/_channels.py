@@ -74,6 +74,21 @@ def remove_channels(model: nn.Module) -> tuple[nn.Module, dict[str, list[int]]]:
     """A copy without the channels that are always zero, and the new shape of every weight that shrank.
 
     Models that `torch.fx` cannot trace come back whole.
+
+    Args:
+        model: any model; it is left as it is.
+
+    Returns:
+        The copy, in evaluation mode, and the new shapes by the name of the weight.
+
+    Example:
+        >>> model = prunus.models.make("fc:8-6-2", seed=0)
+        >>> with torch.no_grad():
+        ...     _ = model.layers[0].weight[:2].zero_()
+        ...     _ = model.layers[0].bias[:2].zero_()
+        >>> small, shapes = prunus.sparse.remove_channels(model)
+        >>> shapes["layers.0.weight"], shapes["layers.1.weight"]
+        ([4, 8], [2, 4])
     """
     work = copy.deepcopy(model).eval()
     return work, remove_channels_(work)

@@ -52,22 +52,38 @@ def compress(
 
     Linear layers (transformers' `Conv1D` too), 2-D convolutions, LSTMs, GRUs and attention are packed, and subclasses
     whose own forward is one such product; `explain` says why the others stay dense. Models in bfloat16 or float16 are
-    computed in float32 inside packed layers. `masks` are applied to the copy first; without them the zeros of the
-    weights count. `example` is an input, a tuple of inputs or a dict of named ones, of the shape that matters: it
-    decides on which shapes layers are timed, and both models are run on it and compared before the copy is returned.
+    computed in float32 inside packed layers. Channels that are always zero are removed with what reads them. Batch
+    norms that follow a replaced convolution are folded into it. The copy is in evaluation mode.
 
-    `select` is "measured" (replace what gains), "always" (replace whatever can be and is pruned), or {layer: bool} to
-    decide for some layers by hand.
-    `dtype` stores the kept values as torch.float32 (the default), torch.bfloat16 or torch.int8. With
-    `activations=torch.int8` the inputs of linear layers are rounded to seven bits, token by token, and multiplied with
-    int8 weights as integers: up to three times as fast as float32; `explain` states the error of each layer's output
-    on the example.
+    Args:
+        model: the pruned model; it is left as it is.
+        masks: applied to the copy first; without them the zeros of the weights count.
+        example: an input, a tuple of inputs or a dict of named ones, of the shape that matters: it decides on which
+            shapes layers are timed, and both models are run on it and compared before the copy is returned.
+        select: "measured" (replace what gains), "always" (replace whatever can be and is pruned), or {layer: bool} to
+            decide for some layers by hand.
+        dtype: stores the kept values as torch.float32 (the default), torch.bfloat16 or torch.int8.
+        activations: with torch.int8 the inputs of linear layers are rounded to seven bits, token by token, and
+            multiplied with int8 weights as integers: up to three times as fast as float32; `explain` states the error
+            of each layer's output on the example.
+        fuse: ReLUs and residual sums run inside the layer before them, and the copy is a `torch.fx` graph where the
+            model can be traced, whose inner results live in memory that is used again; blocks of transformers (BERT
+            and its relatives, Llama, Mistral, Qwen2) whose layers are all packed run by one call.
+        permutations: orders of columns by layer, as `find_permuted_masks` gives them.
 
-    Channels that are always zero are removed with what reads them. Batch norms that follow a replaced convolution are
-    folded into it; with `fuse` ReLUs and residual sums run inside the layer before them, and the copy is a `torch.fx`
-    graph where the model can be traced, whose inner results live in memory that is used again; blocks of transformers
-    (BERT and its relatives, Llama, Mistral, Qwen2) whose layers are all packed run by one call. `permutations` are
-    orders of columns by layer, as `find_permuted_masks` gives them. The copy is in evaluation mode.
+    Returns:
+        The copy.
+
+    Raises:
+        BadInput: An argument does not fit the model, or the model cannot be copied.
+
+    Example:
+        >>> model = prunus.models.make("fc:64-64-10", seed=0)
+        >>> masks = prunus.prune(model, 0.9)
+        >>> x = torch.randn(8, 64)
+        >>> fast = prunus.compress(model, example=x)
+        >>> torch.allclose(fast(x), model(x), atol=1e-5)
+        True
     """
     dtype = torch.int8 if dtype is None and activations is not None else dtype
     _check_arguments(model, masks, select, dtype, activations)

@@ -20,6 +20,18 @@ def explain(model: nn.Module) -> list[Row]:
     is the roofline: the kept multiply-adds at the machine's rate, or the packed bytes at its bandwidth, whichever takes
     longer. Where values or inputs have fewer bits than float32, `error` is the size of the error of the layer's output
     over that of the output, on the example and with the layer's own inputs.
+
+    Args:
+        model: as `prunus.compress` returned it.
+
+    Returns:
+        The rows.
+
+    Example:
+        >>> model = prunus.models.make("fc:64-64-10", seed=0)
+        >>> fast = prunus.compress(model, prunus.find_masks(model, 0.9), select="always")
+        >>> [row.layer for row in prunus.sparse.explain(fast)]
+        ['layers.0', 'layers.1']
     """
     return list(plan_of(model).rows)
 

@@ -163,6 +163,14 @@ class BalancedLinear(PackedModule):
     The weights are frozen; gradients flow to the inputs and the bias. With a `permutation` the columns were packed in
     that order and the inputs are read in it. With `activations=torch.int8` the inputs of each token are quantised to
     seven bits and the products are integers; gradients pass through the rounding as if it were not there.
+
+    Example:
+        >>> dense = torch.nn.Linear(64, 16)
+        >>> masks = prunus.prune(dense, 0.75, pattern="balanced:16")
+        >>> fast = prunus.sparse.BalancedLinear.from_dense(dense)
+        >>> x = torch.randn(3, 64)
+        >>> torch.allclose(fast(x), dense(x), atol=1e-5)
+        True
     """
 
     permutation: Tensor | None
@@ -237,6 +245,14 @@ class SparseConv2d(PackedModule):
 
     `forward(x, other)` adds `other` to the result before the activation: the sum of a residual block. The weights are
     frozen; gradients flow to the inputs, to `other` and to the bias.
+
+    Example:
+        >>> dense = torch.nn.Conv2d(16, 16, 3, padding=1)
+        >>> masks = prunus.prune(dense, 0.75)
+        >>> fast = prunus.sparse.SparseConv2d.from_dense(dense)
+        >>> x = torch.randn(1, 16, 8, 8)
+        >>> torch.allclose(fast(x), dense(x), atol=1e-5)
+        True
     """
 
     def __init__(self, packed: Packed, geometry: Geometry, bias: Tensor | None = None, relu: bool = False) -> None:

@@ -69,6 +69,26 @@ def export_onnx(
 
     `masks` are applied to a copy first; without them the zeros of the weights are noted. With `check` the file is run
     by ONNX Runtime, where that is installed, and refused if it disagrees with the model.
+
+    Args:
+        model: the pruned model, not compressed; it is left as it is.
+        path: the file to write.
+        example: an input, or a tuple of inputs.
+        masks: applied to a copy first; None takes the zeros of the weights.
+        check: run the file with ONNX Runtime and compare.
+
+    Returns:
+        The path.
+
+    Raises:
+        BadInput: The model is compressed.
+        RunFailed: The file disagrees with the model; it was not written.
+
+    Example:
+        >>> model = prunus.models.make("fc:64-32-10", seed=0)
+        >>> masks = prunus.find_masks(model, 0.9)
+        >>> prunus.sparse.export_onnx(model, "model.onnx", torch.randn(1, 64), masks).name
+        'model.onnx'
     """
     import copy
 

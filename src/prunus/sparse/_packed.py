@@ -44,7 +44,13 @@ def kernels() -> Any:
 
 @dataclass(frozen=True, eq=False)
 class Packed:
-    """One matrix in the packed layout, described above. Its tensors must not be written once a kernel has run."""
+    """One matrix in the packed layout, described above. Its tensors must not be written once a kernel has run.
+
+    Example:
+        >>> packed = prunus.sparse.pack(torch.eye(32))
+        >>> packed.kept, torch.equal(packed.dense(), torch.eye(32))
+        (32, True)
+    """
 
     rows: int
     cols: int
@@ -123,7 +129,26 @@ class Packed:
 
 
 def pack(weight: Tensor, bank: int | None = None, dtype: torch.dtype | None = None) -> Packed:
-    """Pack what is not zero in `weight` (rows, cols). Without a bank, the one that needs the fewest slots is taken."""
+    """Pack what is not zero in `weight` (rows, cols). Without a bank, the one that needs the fewest slots is taken.
+
+    Args:
+        weight: a matrix of floats.
+        bank: columns of one bank; None chooses.
+        dtype: how the kept values are stored: torch.float32 (also for None), torch.bfloat16 or torch.int8.
+
+    Returns:
+        The packed matrix.
+
+    Raises:
+        BadInput: The weight is no matrix of finite floats, or the bank or the type is not known.
+
+    Example:
+        >>> weight = torch.randn(32, 64)
+        >>> masked = weight * (weight.abs() > 1.5)
+        >>> packed = prunus.sparse.pack(masked)
+        >>> packed.nbytes < masked.nbytes, torch.equal(packed.dense(), masked)
+        (True, True)
+    """
     if not isinstance(weight, Tensor) or weight.layout != torch.strided or weight.is_meta:
         raise BadInput("Only dense tensors with content can be packed: use .to_dense(), or load the weights first.")
     if weight.dim() != 2 or not weight.is_floating_point():

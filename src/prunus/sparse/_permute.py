@@ -23,6 +23,24 @@ def find_permutation(weight: Tensor, sparsity: float, bank: int = 16, *, rounds:
     """An order of the columns of `weight` (rows, cols) whose balanced mask removes less energy than the given order's.
 
     Never worse: where nothing is gained the identity comes back. `rounds` swaps are tried in each bank.
+
+    Args:
+        weight: a matrix.
+        sparsity: share of zeros that the mask will have.
+        bank: columns of one bank.
+        rounds: swaps that are tried in each bank; more take longer and gain more.
+        seed: the same seed gives the same order.
+
+    Returns:
+        The order, (cols,): `weight[:, order]` is what is pruned.
+
+    Raises:
+        BadInput: The weight is no matrix, the bank is below 1, or the sparsity is out of its range.
+
+    Example:
+        >>> order = prunus.sparse.find_permutation(torch.randn(8, 64), 0.75)
+        >>> torch.equal(order.sort().values, torch.arange(64))
+        True
     """
     check_sparsity(sparsity)
     if weight.dim() != 2 or bank < 1:
@@ -81,6 +99,23 @@ def find_permuted_masks(
     """Balanced masks of the linear layers, each in a better order of its columns, and these orders by layer.
 
     Give both to `compress(model, masks, permutations=orders)`.
+
+    Args:
+        model: any model; it is left as it is.
+        sparsity: share of zeros.
+        bank: columns of one bank.
+        exclude: names of layers that stay dense; `*` and `?` stand for any characters.
+        seed: the same seed gives the same masks.
+
+    Returns:
+        The masks, and the orders by layer.
+
+    Example:
+        >>> model = prunus.models.make("fc:64-64-10", seed=0)
+        >>> masks, orders = prunus.sparse.find_permuted_masks(model, 0.75, exclude=("layers.1",))
+        >>> fast = prunus.compress(model, masks, select="always", permutations=orders)
+        >>> list(orders), round(masks.sparsity, 2)
+        (['layers.0'], 0.75)
     """
     masks, orders = {}, {}
     for name, layer in model.named_modules():

@@ -43,6 +43,15 @@ def save_pretrained(
 
     Raises:
         BadInput: if the model is not compressed, or has no config.
+
+    Example:
+        >>> import transformers
+        >>> sizes = dict(hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2)
+        >>> model = transformers.BertModel(transformers.BertConfig(vocab_size=50, **sizes))
+        >>> fast = prunus.compress(model, prunus.find_masks(model, 0.9), select="always")
+        >>> prunus.sparse.save_pretrained(fast, "small")
+        >>> prunus.sparse.load_pretrained("small").config.hidden_size
+        32
     """
     if others:
         raise BadInput(f"A compressed model is written in one form only: leave out {', '.join(others)}.")
@@ -72,6 +81,16 @@ def load_pretrained(folder: str | os.PathLike[str]) -> nn.Module:
 
     Raises:
         BadFile: if the folder does not hold such a model.
+
+    Example:
+        >>> import transformers
+        >>> sizes = dict(hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2)
+        >>> model = transformers.BertModel(transformers.BertConfig(vocab_size=50, **sizes))
+        >>> fast = prunus.compress(model, prunus.find_masks(model, 0.9), select="always")
+        >>> prunus.sparse.save_pretrained(fast, "small")
+        >>> again, words = prunus.sparse.load_pretrained("small"), torch.tensor([[1, 2, 3]])
+        >>> torch.equal(again(words)[0], fast(words)[0])
+        True
     """
     import transformers
 
