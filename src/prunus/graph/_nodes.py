@@ -16,7 +16,18 @@ STATE = ("parameter", "buffer", "constant")
 
 @dataclass(frozen=True)
 class Spec:
-    """One tensor result: its shape at the example, its dtype, and which dimensions change with the batch size."""
+    """One tensor result of a node.
+
+    Attributes:
+        shape: its shape at the example.
+        dtype: its dtype.
+        varies: for each dimension, True where it changes with the batch size.
+
+    Example:
+        >>> graph = prunus.graph.read(torch.nn.Linear(4, 2), torch.zeros(3, 4))
+        >>> graph.output.spec
+        Spec(shape=(3, 2), dtype=torch.float32, varies=(True, False))
+    """
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -41,6 +52,12 @@ class Node:
         target: the qualified name of a parameter, buffer or constant; `names` are all of its names (tied weights).
         tensor: the live tensor of a parameter, buffer or constant: the model's own object, not a copy.
         function: what runs the call.
+
+    Example:
+        >>> graph = prunus.graph.read(torch.nn.Linear(4, 2), torch.zeros(1, 4))
+        >>> node = graph.calls[0]
+        >>> node.op, node.shape, [source.kind for source in node.inputs]
+        ('aten.linear.default', (1, 2), ['input', 'parameter', 'parameter'])
     """
 
     name: str
@@ -145,6 +162,15 @@ class Graph:
         dynamic: True where the graph holds for every batch size; False where the model ties itself to the example's.
         model: the module as it was read (without wrappers).
         level: "operators" or "core".
+
+    Example:
+        >>> model = torch.nn.Linear(4, 2)
+        >>> graph = prunus.graph.read(model, torch.zeros(1, 4))
+        >>> sorted(graph.state), graph.dynamic
+        (['bias', 'weight'], True)
+        >>> x = torch.ones(5, 4)
+        >>> torch.equal(graph.run(x)[0], model(x))
+        True
     """
 
     nodes: list[Node]

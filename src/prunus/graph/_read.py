@@ -25,7 +25,19 @@ Level = Literal["exported", "operators", "core"]
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """The module inside DataParallel, DistributedDataParallel and torch.compile."""
+    """The module inside DataParallel, DistributedDataParallel and torch.compile.
+
+    Args:
+        model: any module; several wrappers around each other are all taken off.
+
+    Returns:
+        The innermost module; the model itself where there is no wrapper.
+
+    Example:
+        >>> inner = torch.nn.Linear(4, 2)
+        >>> prunus.graph.unwrapped(torch.nn.DataParallel(inner)) is inner
+        True
+    """
     while True:
         inner = getattr(model, "_orig_mod", None)
         if inner is None and isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):

@@ -31,8 +31,23 @@ Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 def divide(model: nn.Module, weights: Mapping[str, Weight], batch: Batch) -> list[str]:
     """The names of the units that hold `weights`, in the order in which they run on `batch`.
 
+    Args:
+        model: any module.
+        weights: the weights to be pruned by parameter name, as `prunus.layers.prunable_weights` gives them.
+        batch: a few samples that the model can run on, as `prunus.adapters.as_batch` makes them.
+
+    Returns:
+        Module names; each of these modules runs exactly once in a forward pass.
+
     Raises:
-        BadInput: if the batch never reaches a weight.
+        BadInput: the batch never reaches a weight.
+
+    Example:
+        >>> from prunus.adapters import as_batch
+        >>> from prunus.layers import prunable_weights
+        >>> model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4))
+        >>> prunus.recovery.blocks(model, prunable_weights(model), as_batch(torch.zeros(2, 8)))
+        ['0', '2']
     """
     holders = {id(weight.module) for weight in weights.values()}
     names = _split(model, "", holders)

@@ -33,7 +33,20 @@ MEASURES = ("parameters", "multiply-adds")
 
 @dataclass(frozen=True)
 class Row:
-    """One group of a removal: how many units it had and keeps."""
+    """One group of a removal.
+
+    Attributes:
+        name: The layer that makes the units first.
+        kind: What the units are: "neurons", "channels", "heads".
+        before: How many units the group had.
+        after: How many it keeps.
+        damage: Its share of the whole damage, where the allocation measured it.
+
+    Example:
+        >>> model = prunus.models.make("fc:8-32-4", seed=0).eval()
+        >>> prunus.structure.find_removal(model, 0.5, example=torch.zeros(1, 8)).rows
+        (Row(name='layers.0', kind='neurons', before=32, after=16, damage=None),)
+    """
 
     name: str
     kind: str
@@ -47,11 +60,21 @@ class Removal:
     """A choice of units, as masks and as a smaller model.
 
     Attributes:
+        model: The original model, as it was given.
+        coupling: The groups of units the choice was made among.
+        stays: For every unit of the model, whether it stays.
+        example: What the model is called with.
         masks: The same choice as zeros: rows and columns of what leaves.
         rows: One line for each group: name, kind, before, after, damage.
         share: What is left of the measure, at most the fraction asked for.
         fixed: Layers whose outputs cannot be removed, with the reason.
         configured: Whether a Hugging Face configuration says the new sizes, so that `from_pretrained` reads the model.
+
+    Example:
+        >>> model = prunus.models.make("fc:8-32-4", seed=0).eval()
+        >>> removal = prunus.structure.find_removal(model, 0.5, example=torch.zeros(1, 8))
+        >>> removal.share, removal.apply().layers[0]
+        (0.5, Linear(in_features=8, out_features=16, bias=True))
     """
 
     model: nn.Module
@@ -72,7 +95,28 @@ class Removal:
 
 @dataclass(frozen=True, eq=False)
 class Options:
-    """How `shrink` chooses; see there."""
+    """How `shrink` chooses: its arguments, with their defaults.
+
+    Attributes:
+        score: "magnitude", "random", "taylor" or "reconstruction"; None takes "reconstruction" with data and
+            "magnitude" without.
+        measure: "multiply-adds" or "parameters": what the fraction is a fraction of.
+        allocation: "uniform", "global" or "damage"; None takes "damage" with data, else "uniform".
+        exclude: Names and globs of layers whose own outputs stay.
+        embeddings: Names and globs of embeddings whose columns may leave.
+        exact: False also narrows what layer norms see, which zeros cannot imitate.
+        multiple: Widths are multiples of this.
+        samples: Rows of data that are looked at.
+        recover: Solve for the layers that stay, so that the outputs on the data stay.
+        per_layer: Alike layers of a Hugging Face model may differ, which its configuration cannot say.
+        loss: Loss of (outputs, labels) for "taylor".
+        seed: Seed of every random choice.
+
+    Example:
+        >>> options = prunus.structure.Options(multiple=8)
+        >>> options.measure, options.multiple
+        ('multiply-adds', 8)
+    """
 
     score: str | None = None
     measure: str = "multiply-adds"
@@ -94,13 +138,17 @@ def find_removal(
     """Choose the units that leave, and make the smaller model; `model` is not touched.
 
     Args:
-        model, fraction, example, data, options: As for `prunus.shrink`.
+        model: Any module.
+        fraction: The share of the measure that stays, between 0 and 1; or {glob: share} of the units of named groups.
+        example: What the model is called with: a tensor, a tuple, or a dictionary by name.
+        data: A data set or batches, or None.
+        options: Fields of `Options`, by name.
 
     Returns:
         A `Removal`: the smaller model with `apply()`, the same choice as `masks`, a row for each group.
 
     Raises:
-        BadInput: As for `prunus.shrink`.
+        BadInput: The fraction cannot be reached, the model cannot be read, or names match nothing.
 
     Example:
         >>> import torch, prunus

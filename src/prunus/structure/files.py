@@ -63,6 +63,12 @@ def load(path: str | os.PathLike[str], model: nn.Module) -> nn.Module:
     Raises:
         BadFile: The file is missing, damaged, or not of this kind.
         BadInput: The file belongs to another model; nothing was changed.
+
+    Example:
+        >>> model = prunus.models.make("fc:8-32-4", seed=0).eval()
+        >>> prunus.structure.save(prunus.shrink(model, 0.5, example=torch.zeros(1, 8)), "small.safetensors")
+        >>> prunus.structure.load("small.safetensors", prunus.models.make("fc:8-32-4")).layers[0]
+        Linear(in_features=8, out_features=16, bias=True)
     """
     tensors, record = _read(Path(path))
     modules = dict(model.named_modules())

@@ -30,9 +30,21 @@ class Part:
 
 @dataclass(frozen=True, eq=False)
 class Group:
-    """Interchangeable units: `name` is the layer that makes them first, `kind` what they are.
+    """Interchangeable units of one kind, such as the channels of a convolution.
 
-    `makers` and `readers` are the weights whose output and input dimension the units run along.
+    Attributes:
+        name: The layer that makes the units first.
+        kind: What they are: "neurons", "channels", "heads".
+        classes: The number of each unit among all units of the model.
+        parts: Where the units lie in each tensor.
+        makers: The weights whose output dimension the units run along.
+        readers: The weights whose input dimension the units run along.
+
+    Example:
+        >>> model = prunus.models.make("fc:8-32-4", seed=0).eval()
+        >>> group = prunus.structure.find_removal(model, 0.5, example=torch.zeros(1, 8)).coupling.groups[0]
+        >>> group.name, group.kind, len(group), group.readers
+        ('layers.0', 'neurons', 32, ('layers.1.weight',))
     """
 
     name: str
@@ -51,7 +63,19 @@ class Group:
 
 @dataclass(frozen=True)
 class Fixed:
-    """A layer whose outputs cannot be removed, and why."""
+    """A layer whose outputs cannot be removed, and why.
+
+    Attributes:
+        name: The layer.
+        size: How many outputs it has.
+        reason: What keeps them.
+
+    Example:
+        >>> model = prunus.models.make("fc:8-32-4", seed=0).eval()
+        >>> removal = prunus.structure.find_removal(model, 0.5, example=torch.zeros(1, 8))
+        >>> [(each.name, each.size) for each in removal.fixed]
+        [('layers.1', 4)]
+    """
 
     name: str
     size: int
@@ -60,7 +84,22 @@ class Fixed:
 
 @dataclass(eq=False)
 class Coupling:
-    """All groups of a model, what is fixed, and the labels behind them."""
+    """All groups of a model, what is fixed, and the labels behind them.
+
+    Attributes:
+        walk: What was read from the model.
+        classes: The unit that each atom (one place of one tensor's dimension) belongs to.
+        number: How many units there are.
+        groups: The groups whose units can leave.
+        fixed: The layers whose outputs cannot be removed.
+        ties: Groups, by position, that must keep equal numbers of units.
+
+    Example:
+        >>> model = prunus.models.make("fc:8-32-16-4", seed=0).eval()
+        >>> coupling = prunus.structure.find_removal(model, 0.5, example=torch.zeros(1, 8)).coupling
+        >>> [(group.name, len(group)) for group in coupling.groups]
+        [('layers.0', 32), ('layers.1', 16)]
+    """
 
     walk: Walk
     classes: Array  # of each atom
