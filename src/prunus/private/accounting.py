@@ -27,7 +27,16 @@ _ORDERS = np.concatenate((1.0 + np.logspace(-3, 0, 40), np.arange(2.5, 64.0, 0.5
 
 
 class BudgetSpent(RunFailed):
-    """The privacy budget does not allow another release; nothing was sent."""
+    """The privacy budget does not allow another release; nothing was sent.
+
+    Example:
+        >>> meter = prunus.private.Meter(epsilon=1.0, delta=1e-5)
+        >>> try:
+        ...     meter.spend(prunus.private.Release(index_epsilon=5.0))
+        ... except prunus.private.BudgetSpent:
+        ...     print("refused", meter.epsilon)
+        refused 0.0
+    """
 
 
 @dataclass(frozen=True)
@@ -37,6 +46,12 @@ class Release:
     index_epsilon: pure epsilon of the index release. noise_multiplier: Gaussian noise over sensitivity (None: no such
     release). sampling: Poisson rate, 1 without amplification. rho: concentrated privacy of discrete Gaussian values.
     value_epsilon: pure epsilon of Laplace values. Values sent without noise are infinite.
+
+    Example:
+        >>> whole = prunus.private.Release(index_epsilon=1.0)
+        >>> sampled = prunus.private.Release(index_epsilon=1.0, sampling=0.01)
+        >>> sampled.amplified_index < whole.amplified_index
+        True
     """
 
     index_epsilon: float = 0.0
@@ -79,7 +94,14 @@ class Release:
 
 
 class Accountant:
-    """Adds up releases; epsilon at a delta never less than what was spent."""
+    """Adds up releases; epsilon at a delta never less than what was spent.
+
+    Example:
+        >>> accountant = prunus.private.Accountant()
+        >>> accountant.add(prunus.private.Release(value_epsilon=0.5), count=3)
+        >>> accountant.epsilon(delta=0.0)
+        1.5
+    """
 
     def __init__(self, releases: dict[Release, int] | None = None) -> None:
         self.releases: Counter[Release] = Counter(releases or {})
@@ -192,6 +214,12 @@ class Meter:
 
     Composing at every step would cost more than the step, so a whole block of steps is checked at once and then counted
     down; near the end blocks shrink to single steps.
+
+    Example:
+        >>> meter = prunus.private.Meter(epsilon=2.0, delta=0.0)
+        >>> meter.spend(prunus.private.Release(value_epsilon=0.5))
+        >>> meter.epsilon
+        0.5
     """
 
     def __init__(self, epsilon: float, delta: float, block: int = 64) -> None:
@@ -229,7 +257,26 @@ class Meter:
 
 
 def noise_for_budget(epsilon: float, delta: float, steps: int, sampling: float, index_epsilon: float = 0.0) -> float:
-    """Smallest noise multiplier (to 1 %) with which `steps` releases stay within (epsilon, delta)."""
+    """Smallest noise multiplier (to 1 %) with which `steps` releases stay within (epsilon, delta).
+
+    Args:
+        epsilon: the budget, together with `delta`.
+        delta: chance that is left out of the guarantee.
+        steps: how many releases there will be.
+        sampling: chance that a record takes part in a step, in (0, 1].
+        index_epsilon: pure epsilon of the indices of one step, before sampling; 0 where they cost nothing.
+
+    Returns:
+        The noise multiplier: standard deviation of the noise over the clipping norm.
+
+    Raises:
+        BadInput: No noise keeps the steps within the budget, as the indices alone cost more.
+
+    Example:
+        >>> strict, loose = (prunus.private.noise_for_budget(eps, 1e-5, 10, 0.01) for eps in (0.5, 2.0))
+        >>> strict > loose
+        True
+    """
 
     def spent(noise: float) -> float:
         return Accountant({Release(index_epsilon, noise, sampling): steps}).epsilon(delta)

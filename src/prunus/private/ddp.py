@@ -73,11 +73,25 @@ def ddp_hook(
     """A hook for `register_comm_hook(None, hook)`; `hook.record` holds the traffic and the privacy spent.
 
     Args:
+        mech: what chooses the coordinates that are sent.
         error_feedback: add what was not sent to the next step's gradient. The residual depends on all steps so far, so
             the guarantee of a step is about the corrected gradient, and only the composition over all steps counts.
         scope: "bucket" keeps k of every bucket, "global" insists on one bucket.
         values: noise on the values; without it they are not private.
         meter: a budget; a step that would pass it is refused before anything is sent.
+        insecure_seed: repeatable choices and noise, for tests; protects nobody.
+
+    Returns:
+        The hook, a function of (state, bucket).
+
+    Raises:
+        BadInput: `mech` is no mechanism, or the seed cannot be used.
+        UnknownName: There is no such scope.
+
+    Example:
+        >>> hook = prunus.private.ddp_hook(prunus.private.NoisyTopK(k=0.01, theta=2.0))
+        >>> hook.record.steps
+        0
     """
     if not isinstance(mech, IndexMechanism):
         raise BadInput(f"{mech!r} is no mechanism: give a NoisyTopK or TwoLevelTopK.")

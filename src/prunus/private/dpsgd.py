@@ -36,6 +36,11 @@ class PrivateOptions:
         nothing enforces, not a guarantee. None makes none.
     poisson: sample batches as the accounting assumes; False keeps the loader's own and gives up amplification.
     insecure_seed: repeatable masks and noise, for tests; protects nobody.
+
+    Example:
+        >>> options = prunus.private.PrivateOptions(epsilon=3.0, delta=1e-5)
+        >>> options.epsilon, options.poisson
+        (3.0, True)
     """
 
     epsilon: float = math.inf
@@ -47,7 +52,20 @@ class PrivateOptions:
 
 
 class PrivateTraining(NamedTuple):
-    """The wrapped parts, to be used as usual."""
+    """The wrapped parts, to be used as usual.
+
+    Example:
+        >>> records = torch.utils.data.TensorDataset(torch.randn(32, 8), torch.randint(2, (32,)))
+        >>> net = torch.nn.Linear(8, 2)
+        >>> parts = net, torch.optim.SGD(net.parameters(), lr=0.1), torch.utils.data.DataLoader(records, 8)
+        >>> found = prunus.private.make_private(*parts, "random", noise_multiplier=1.0, clip=1.0, keep=0.5)
+        >>> for x, y in found.loader:
+        ...     found.optimizer.zero_grad()
+        ...     torch.nn.functional.cross_entropy(found.model(x), y).backward()
+        ...     _ = found.optimizer.step()
+        >>> found.optimizer.epsilon > 0
+        True
+    """
 
     model: nn.Module
     optimizer: Any
@@ -68,11 +86,30 @@ def make_private(
     """Turn a model, an optimizer and a loader into private ones that update only some coordinates at each step.
 
     Args:
+        model: its layers must be ones that Opacus knows; it is wrapped.
+        optimizer: holds all trained parameters of the model, in the model's order; it is wrapped.
+        loader: a `DataLoader` over the training records.
         mech: what chooses the coordinates: `NoisyTopK` or `TwoLevelTopK` (k a fraction), "random", `Masks`, a `WarmUp`,
             or "dense".
         noise_multiplier: standard deviation of the noise over `clip`.
         clip: largest 2-norm of a masked per-example gradient.
         keep: the share kept, constant or by step (`Falling(0.1, steps)`); the mechanism's own k without it.
+        options: the budget and details; without it there is no budget.
+
+    Returns:
+        The wrapped model, optimizer and loader.
+
+    Raises:
+        BadInput: A number is out of its range, or the optimizer does not hold the model's parameters.
+
+    Example:
+        >>> records = torch.utils.data.TensorDataset(torch.randn(32, 8), torch.randint(2, (32,)))
+        >>> model = prunus.models.make("fc:8-4-2", seed=0)
+        >>> parts = model, torch.optim.SGD(model.parameters(), lr=0.1), torch.utils.data.DataLoader(records, 8)
+        >>> mech = prunus.private.NoisyTopK(k=0.5, theta=1.0)
+        >>> trained = prunus.private.make_private(*parts, mech, noise_multiplier=1.0, clip=1.0)
+        >>> len(trained.loader)
+        4
     """
     options = options or PrivateOptions()
     if not (isinstance(noise_multiplier, (int, float)) and 0.0 <= noise_multiplier < math.inf):

@@ -35,7 +35,16 @@ _LARGEST_EPSILON = 5000.0
 
 
 class Rounded(UserWarning):
-    """k times d was not a whole number."""
+    """k times d was not a whole number.
+
+    Example:
+        >>> import warnings
+        >>> with warnings.catch_warnings():
+        ...     warnings.simplefilter("error", prunus.private.Rounded)
+        ...     prunus.private.NoisyTopK(k=0.25, theta=1.0).count(10)
+        Traceback (most recent call last):
+        prunus.private.mechanism.Rounded: k d = 2.5 is not whole: 2 of 10 coordinates are kept, a fraction of 0.2.
+    """
 
 
 @dataclass(frozen=True)
@@ -239,6 +248,13 @@ class NoisyTopK(IndexMechanism):
     """P(I) proportional to exp(-theta Hamming(I, top set)): optimal under metric privacy (N-9a).
 
     theta = 0 draws a random set; the larger theta, the closer to the true top set, and the less private.
+
+    Example:
+        >>> mech = prunus.private.NoisyTopK(k=0.1, theta=2.0)
+        >>> len(mech.select(torch.randn(100), insecure_seed=0))
+        10
+        >>> mech.privacy(d=100).per_swap
+        4.0
     """
 
     theta: float
@@ -324,7 +340,15 @@ class NoisyTopK(IndexMechanism):
 @dataclass(frozen=True)
 class TwoLevelTopK(IndexMechanism):
     """A random set, exp(epsilon) times likelier where it shares enough with the true one: optimal under pure local
-    privacy (N-9b). With groups every group spends epsilon."""
+    privacy (N-9b). With groups every group spends epsilon.
+
+    Example:
+        >>> mech = prunus.private.TwoLevelTopK(k=0.1, epsilon=2.0)
+        >>> len(mech.select(torch.randn(100), insecure_seed=0))
+        10
+        >>> mech.privacy(d=100).local
+        2.0
+    """
 
     epsilon: float
 

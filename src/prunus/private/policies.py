@@ -24,7 +24,13 @@ Keep = Callable[[int], float]
 
 @dataclass(frozen=True)
 class Falling:
-    """Kept fraction that falls linearly from `start` to `end` over `steps` steps, and stays there."""
+    """Kept fraction that falls linearly from `start` to `end` over `steps` steps, and stays there.
+
+    Example:
+        >>> keep = prunus.private.Falling(end=0.1, steps=10, start=0.9)
+        >>> [round(keep(step), 2) for step in (0, 5, 10, 20)]
+        [0.9, 0.5, 0.1, 0.1]
+    """
 
     end: float
     steps: int
@@ -47,6 +53,10 @@ class WarmUp:
     """Dense private steps first; then the largest coordinates of their summed noisy gradients, for good.
 
     Noisy gradients are private already, so choosing from them costs nothing more.
+
+    Example:
+        >>> prunus.private.WarmUp(steps=100, k=0.1)
+        WarmUp(steps=100, k=0.1)
     """
 
     steps: int

@@ -24,6 +24,11 @@ class Privacy:
     at_distance: epsilon between vectors whose top sets differ in `swaps` indices.
     local: pure epsilon between any two vectors: the worst case.
     delta: 0, both guarantees are pure. unit: what one step protects, and from whom. warnings: what to keep in mind.
+
+    Example:
+        >>> found = prunus.private.NoisyTopK(k=0.1, theta=0.5).privacy(d=100, swaps=2)
+        >>> found.per_swap, found.at_distance, found.local
+        (1.0, 2.0, 10.0)
     """
 
     per_swap: float

@@ -29,6 +29,11 @@ class ValueNoise:
     """Clip to `clip` (2-norm for Gaussian, sum of magnitudes for Laplace) and add noise of the given scale.
 
     scale: standard deviation (gaussian) or scale (laplace), in units of the values. steps: grid points in one scale.
+
+    Example:
+        >>> noise = prunus.private.ValueNoise.laplace(clip=1.0, epsilon=2.0)
+        >>> noise.kind, noise.scale
+        ('laplace', 1.0)
     """
 
     clip: float
