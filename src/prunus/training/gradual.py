@@ -36,9 +36,16 @@ REGROWTHS = ("set", "rigl")
 class Regrowth:
     """Give up a part of the kept weights at each update and grow as many elsewhere, starting from zero.
 
-    rule: "set" grows at random (Mocanu et al. 2018), "rigl" where the gradient is largest (Evci et al. 2020).
-    fraction: the part given up at first; it falls to zero with a cosine until `end` (three quarters of the run unless
-    given). every: how often.
+    Attributes:
+        rule: "set" grows at random (Mocanu et al. 2018), "rigl" where the gradient is largest (Evci et al. 2020).
+        fraction: The part given up at first; it falls to zero with a cosine until `end`.
+        every: How often.
+        end: When it stops; None means after three quarters of the run.
+
+    Example:
+        >>> regrowth = prunus.training.Regrowth("set", fraction=0.2, every="10it", end="100it")
+        >>> [round(regrowth.part(step, total=200, per_epoch=50), 3) for step in (5, 10, 50, 100)]
+        [0.0, 0.195, 0.1, 0.0]
     """
 
     rule: str = "rigl"
@@ -65,7 +72,19 @@ class Regrowth:
 
 @dataclass(frozen=True)
 class GradualOptions:
-    """What else decides the masks: the score, the allocation over layers, what is never pruned, and regrowth."""
+    """What else decides the masks of `prune_gradually`.
+
+    Attributes:
+        score: What ranks the weights, by name or as a function.
+        allocation: How the sparsity is spread over the layers.
+        exclude: Names and globs that are never pruned.
+        regrow: A `Regrowth`, or None.
+
+    Example:
+        >>> options = prunus.training.GradualOptions(allocation="erk", regrow=prunus.training.Regrowth("set"))
+        >>> options.score, options.regrow.fraction
+        ('magnitude', 0.3)
+    """
 
     score: str | Score = "magnitude"
     allocation: str = "uniform"
@@ -221,11 +240,33 @@ def prune_gradually(
     options: GradualOptions | None = None,
     test: Dataset | None = None,
 ) -> Masks:
-    """Train `model` in place while its masks grow to `sparsity`; returns the final masks, which the model obeys.
+    """Train `model` in place while its masks grow to `sparsity`.
 
-    schedule: "linear", "cubic", "constant" (pruned from the first step: use it with regrowth), or a `Ramp`. The masks
-    of one update contain those of the next. With `pattern="balanced:B"` this is the balance-aware procedure of the
-    balanced sparsity paper (Yao et al. 2019). `masks.notes["history"]` holds the records of the run.
+    The masks of one update contain those of the next. With `pattern="balanced:B"` this is the balance-aware
+    procedure of the balanced sparsity paper (Yao et al. 2019).
+
+    Args:
+        model: Any module; it is trained, and obeys the final masks.
+        data: A data set of (input, label) pairs.
+        sparsity: Final fraction of zeros.
+        pattern: Which sets of zeros are allowed.
+        schedule: "linear", "cubic", "constant" (pruned from the first step: use it with regrowth), or a `Ramp`.
+        length: How long to train, such as "20ep" or "5000it".
+        config: How to train.
+        options: The score, the allocation, what is never pruned, regrowth.
+        test: A data set to measure on after every epoch.
+
+    Returns:
+        The final masks; `masks.notes["history"]` holds the records of the run.
+
+    Raises:
+        BadInput: The sparsity, the pattern and the options do not fit each other or the model.
+
+    Example:
+        >>> data = torch.utils.data.TensorDataset(torch.randn(32, 8), torch.arange(32) % 4)
+        >>> model = prunus.models.make("fc:8-16-4", seed=0)
+        >>> prunus.training.prune_gradually(model, data, 0.75, length="4ep").sparsity
+        0.75
     """
     config, options = config or FitConfig(), options or GradualOptions()
     check_sparsity(sparsity)

@@ -17,9 +17,20 @@ if TYPE_CHECKING:
 class Record:
     """The state after an epoch (or after the last, partial one).
 
-    epoch: epochs done, from 1; step: optimizer steps done; loss and accuracy: means over the epoch's training batches
-    as they were seen; test_loss and test_accuracy: on the test data, where given; seconds: training time so far; lr:
-    rate of the epoch's last step; sparsity: fraction of zeros in the masked weights, where masks are held.
+    Attributes:
+        epoch: Epochs done, from 1.
+        step: Optimizer steps done.
+        loss: Mean over the epoch's training batches as they were seen.
+        accuracy: The same for the accuracy; None where the labels are no classes.
+        test_loss: On the test data, where given.
+        test_accuracy: On the test data, where given.
+        seconds: Training time so far.
+        lr: Learning rate of the epoch's last step.
+        sparsity: Fraction of zeros in the masked weights, where masks are held.
+
+    Example:
+        >>> print(Record(1, 4, 0.5, 0.75, None, None, 2.0, 0.1))
+        epoch 1, loss 0.5000, accuracy 0.7500, 2.0 s
     """
 
     epoch: int
@@ -48,7 +59,18 @@ class Record:
 
 
 class History(list[Record]):
-    """Records in order. `notes` holds what the run has to say beside them, such as a damaged checkpoint passed over."""
+    """Records in order.
+
+    Attributes:
+        notes: What the run has to say beside the records, such as a damaged checkpoint passed over.
+
+    Example:
+        >>> history = History([Record(1, 4, 0.5, 0.75, None, None, 2.0, 0.1)])
+        >>> history[-1].loss
+        0.5
+        >>> History.from_dicts(history.to_dicts()) == history
+        True
+    """
 
     def __init__(self, records: Iterable[Record] = (), notes: Iterable[str] = ()) -> None:
         super().__init__(records)
@@ -68,6 +90,18 @@ class Callback:
     """What may happen during a run: subclass it and override what you need.
 
     A callback with a `name` keeps its `state_dict` in the run's checkpoints: tensors, numbers or text.
+
+    Example:
+        >>> class Count(prunus.training.Callback):
+        ...     steps = 0
+        ...     def after_step(self, run):
+        ...         self.steps += 1
+        >>> count = Count()
+        >>> data = torch.utils.data.TensorDataset(torch.randn(16, 4), torch.arange(16) % 2)
+        >>> config = prunus.training.FitConfig(batch_size=8, callbacks=(count,))
+        >>> history = prunus.training.fit(torch.nn.Linear(4, 2), data, "3ep", config)
+        >>> count.steps
+        6
     """
 
     name: str = ""

@@ -26,7 +26,23 @@ from prunus.training.ramps import Ramp
 
 @dataclass(frozen=True)
 class Growth:
-    """Masks to grow during a foreign loop: the arguments of `prune_gradually` without the training."""
+    """Masks to grow during a foreign loop: the arguments of `prune_gradually` without the training.
+
+    Attributes:
+        sparsity: Final fraction of zeros.
+        pattern: Which sets of zeros are allowed.
+        ramp: Sparsity over time.
+        options: The score, the allocation, what is never pruned, regrowth.
+        seed: Seed of every random choice.
+
+    Raises:
+        BadInput: A score that needs data, or regrowth that needs gradients: a foreign loop gives neither.
+
+    Example:
+        >>> growth = prunus.training.Growth(0.75, "balanced:4")
+        >>> growth.ramp.shape
+        'cubic'
+    """
 
     sparsity: float
     pattern: str | Pattern = "unstructured"
@@ -121,7 +137,24 @@ class Keeper:
 
 
 def lightning_callback(masks: Masks | Growth) -> Any:
-    """A Lightning callback that holds `masks`, or grows them; its `keeper.masks` are the current ones."""
+    """A Lightning callback that holds `masks`, or grows them.
+
+    Args:
+        masks: The masks to hold, or a `Growth`.
+
+    Returns:
+        The callback, for `lightning.Trainer(callbacks=[...])`; its `keeper.masks` are the current masks.
+
+    Raises:
+        BadInput: `masks` is neither; or, when training starts, the module has several optimizers.
+        MissingExtra: Lightning is not installed.
+
+    Example:
+        >>> masks = prunus.find_masks(torch.nn.Linear(4, 2), 0.5)
+        >>> callback = prunus.training.lightning_callback(masks)
+        >>> callback.keeper.masks.sparsity
+        0.5
+    """
     keeper = Keeper(masks)
     try:
         from lightning.pytorch.callbacks import Callback as LightningCallback
@@ -158,7 +191,24 @@ def lightning_callback(masks: Masks | Growth) -> Any:
 
 
 def trainer_callback(masks: Masks | Growth) -> Any:
-    """A Hugging Face Trainer callback that holds `masks`, or grows them; its `keeper.masks` are the current ones."""
+    """A Hugging Face Trainer callback that holds `masks`, or grows them.
+
+    Args:
+        masks: The masks to hold, or a `Growth`.
+
+    Returns:
+        The callback, for `transformers.Trainer(callbacks=[...])`; its `keeper.masks` are the current masks.
+
+    Raises:
+        BadInput: `masks` is neither.
+        MissingExtra: Transformers is not installed.
+
+    Example:
+        >>> masks = prunus.find_masks(torch.nn.Linear(4, 2), 0.5)
+        >>> callback = prunus.training.trainer_callback(masks)
+        >>> callback.keeper.masks.sparsity
+        0.5
+    """
     keeper = Keeper(masks)
     try:
         from transformers import TrainerCallback

@@ -37,10 +37,32 @@ def fit(
     masks: Masks | None = None,
     test: Any = None,
 ) -> History:
-    """Train `model` in place for `length` ("20ep" or "5000it") and return one record per epoch.
+    """Train `model` in place.
 
-    With `masks` the weights they drop are set to zero and held there. With `config.folder` the run keeps checkpoints,
-    and with `config.resume` it goes on from the newest and ends in the bytes an unbroken run ends in.
+    With `config.folder` the run keeps checkpoints, and with `config.resume` it goes on from the newest and ends in the
+    bytes an unbroken run ends in.
+
+    Args:
+        model: Any module.
+        data: A data set of (input, label) pairs, or batches.
+        length: How long, such as "20ep" or "5000it".
+        config: How to train.
+        masks: The weights they drop are set to zero and held there.
+        test: Data to measure on after every epoch.
+
+    Returns:
+        One record for each epoch.
+
+    Raises:
+        BadInput: The model cannot run on the data, or there is nothing to train.
+        RunFailed: The loss is not finite any more.
+
+    Example:
+        >>> data = torch.utils.data.TensorDataset(torch.randn(32, 8), torch.arange(32) % 4)
+        >>> model = prunus.models.make("fc:8-16-4", seed=0)
+        >>> history = prunus.training.fit(model, data, "2ep", masks=prunus.find_masks(model, 0.5))
+        >>> [record.sparsity for record in history]
+        [0.5, 0.5]
     """
     return Run(model, data, length, config or FitConfig(), masks=masks, test=test).train()
 
@@ -72,10 +94,30 @@ class Tally:
 class Run:
     """One training run. `fit` makes one; tickets and gradual pruning make one with their own callbacks.
 
-    `parameters` are what the optimizer moves (all that require a gradient, unless given); `start` is the step the run
-    begins at and `stop` the one it ends before, on the schedule of the whole length (rewinding); `about` is anything
-    else a resumed run must agree on; `learn` gives (objective, loss, outputs) in place of the configuration's losses;
-    without `in_training_mode` the model runs as in evaluation (no dropout, batch norms as they are).
+    Attributes:
+        model: The model, trained in place.
+        data: A data set of (input, label) pairs, or batches.
+        length: How long the whole schedule is, such as "20ep" or "5000it".
+        config: How to train.
+        masks: Masks to hold, or None.
+        test: Data to measure on after every epoch, or None.
+        parameters: What the optimizer moves; all that require a gradient, unless given.
+        callbacks: `Callback` objects, called before those of the configuration.
+        start: The step the run begins at, on the schedule of the whole length (rewinding).
+        stop: The step it ends before; None is the end of the length.
+        about: Anything else a resumed run must agree on.
+        learn: Gives (objective, loss, outputs) in place of the configuration's losses.
+        in_training_mode: False runs the model as in evaluation (no dropout, batch norms as they are).
+
+    Raises:
+        BadInput: There is nothing to train, or the masks leave a layer empty.
+
+    Example:
+        >>> data = torch.utils.data.TensorDataset(torch.randn(16, 8), torch.arange(16) % 4)
+        >>> config = prunus.training.FitConfig(batch_size=8)
+        >>> run = prunus.training.Run(prunus.models.make("fc:8-16-4", seed=0), data, "3ep", config)
+        >>> len(run.train()), run.total
+        (3, 6)
     """
 
     model: nn.Module

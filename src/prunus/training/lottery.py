@@ -28,14 +28,21 @@ PLANNED = ("certified", "statistical")
 
 @dataclass(frozen=True)
 class ImpOptions:
-    """What else decides the levels.
+    """What else decides the levels of `imp`.
 
-    allocation: remove the smallest weights over all layers ("global") or in each layer ("uniform").
-    exclude: names and globs that are never pruned.
-    controls: trained beside each level at the same density: masks shuffled inside each layer ("shuffle-layers") or over
-        all ("shuffle-global"), or the same masks with each layer's initial weights permuted ("reinitialise").
-    domain, error: how far the pruned network of a round may be from the trained one, and on which inputs. For
-        fraction="certified" a `prunus.Ball`, `Box` or `Samples`; for "statistical" the test data unless given.
+    Attributes:
+        allocation: Remove the smallest weights over all layers ("global") or in each layer ("uniform").
+        exclude: Names and globs that are never pruned.
+        controls: Trained beside each level at the same density: masks shuffled inside each layer ("shuffle-layers")
+            or over all ("shuffle-global"), or the same masks with each layer's initial weights permuted
+            ("reinitialise").
+        domain: The inputs on which a round's error is bounded. For fraction="certified" a `prunus.Ball`, `Box` or
+            `Samples`; for "statistical" the test data unless given.
+        error: How far the pruned network of a round may be from the trained one.
+
+    Example:
+        >>> prunus.training.ImpOptions(controls=("shuffle-layers",)).allocation
+        'global'
     """
 
     allocation: str = "global"
@@ -54,7 +61,21 @@ class ImpOptions:
 
 @dataclass
 class Level:
-    """One round: the trained `model` with zeros in place, its `masks`, the `history`, and those of the controls."""
+    """One round of iterative magnitude pruning.
+
+    Attributes:
+        index: Number of the round; 0 is dense.
+        model: The trained model, with zeros in place.
+        masks: Its masks.
+        history: Its records.
+        controls: The records of the controls, by name.
+
+    Example:
+        >>> data = torch.utils.data.TensorDataset(torch.randn(16, 8), torch.arange(16) % 4)
+        >>> level = prunus.training.imp(prunus.models.make("fc:8-16-4", seed=0), data, 1, 0.5, length="1ep")[1]
+        >>> level.index, level.density
+        (1, 0.5)
+    """
 
     index: int
     model: nn.Module
@@ -87,12 +108,36 @@ def imp(
     config: FitConfig | None = None,
     options: ImpOptions | None = None,
 ) -> list[Level]:
-    """Train, remove the smallest weights, rewind the rest to their values at `rewind`, and again; `model` is untouched.
+    """Iterative magnitude pruning: train, remove the smallest weights, rewind the rest, and again.
 
     Level 0 is dense; each of the `rounds` removes round(`fraction` x what is left), ties by position, and its masks lie
     inside the ones before. Training goes from the rewinding point to `length` on the schedule of the whole run, with a
     fresh optimizer. With `config.folder` every level keeps its own checkpoints, and `config.resume` goes on where it
-    stopped. fraction="certified" or "statistical" lets `prunus.plan` choose how much each round removes.
+    stopped.
+
+    Args:
+        model: Any module; it is not touched.
+        data: A data set of (input, label) pairs.
+        rounds: How often weights are removed.
+        fraction: The part of what is left that a round removes; "certified" or "statistical" lets `prunus.plan`
+            choose it.
+        rewind: The time whose weights the kept ones go back to.
+        length: How long a dense run takes, such as "20ep" or "5000it".
+        test: A data set to measure on after every epoch.
+        config: How to train.
+        options: The allocation, what is never pruned, controls, the error allowed in a round.
+
+    Returns:
+        One `Level` for each training, the dense one first.
+
+    Raises:
+        BadInput: The rounds or the fraction lie outside their range, or "certified" lacks a domain or an error.
+
+    Example:
+        >>> data = torch.utils.data.TensorDataset(torch.randn(16, 8), torch.arange(16) % 4)
+        >>> levels = prunus.training.imp(prunus.models.make("fc:8-16-4", seed=0), data, 2, 0.5, length="1ep")
+        >>> [level.density for level in levels]
+        [1.0, 0.5, 0.25]
     """
     config, options = config or FitConfig(), options or ImpOptions()
     _check(rounds, fraction, options)
@@ -216,5 +261,19 @@ def _permuted(tensor: Tensor, source: torch.Generator) -> Tensor:
 
 
 def random_ticket(model: nn.Module, sparsity: float, seed: int = 0, exclude: tuple[str, ...] = ()) -> Masks:
-    """Uniformly random masks of exactly this sparsity in every layer: pruning at initialisation without a score."""
+    """Uniformly random masks of exactly this sparsity in every layer: pruning at initialisation without a score.
+
+    Args:
+        model: Any module; it is not touched.
+        sparsity: Fraction of zeros.
+        seed: Seed of the draw.
+        exclude: Names and globs that are never pruned.
+
+    Returns:
+        The masks.
+
+    Example:
+        >>> prunus.training.random_ticket(prunus.models.make("fc:8-16-4", seed=0), 0.75).sparsity
+        0.75
+    """
     return find_masks(model, sparsity, score="random", exclude=exclude, seed=derive(seed, "random ticket") >> 32)

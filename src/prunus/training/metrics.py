@@ -26,13 +26,40 @@ def perplexity(model: nn.Module, data: Any, batch_size: int = 8) -> float:
 
     Returns:
         The perplexity; smaller is better.
+
+    Raises:
+        BadInput: The model cannot be run on the data.
+
+    Example:
+        >>> from types import SimpleNamespace
+        >>> class Uniform(torch.nn.Module):
+        ...     def forward(self, input_ids, labels=None):
+        ...         logits = torch.zeros(*input_ids.shape, 7)
+        ...         loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
+        ...         return SimpleNamespace(loss=loss, logits=logits)
+        >>> ids = torch.tensor([1, 2, 3])
+        >>> round(prunus.training.perplexity(Uniform(), [{"input_ids": ids, "labels": ids}] * 4), 3)
+        7.0
     """
     return math.exp(min(700.0, evaluate(model, data, batch_size)[0]))
 
 
 @torch.no_grad()
 def embed(model: nn.Module, data: Any, batch_size: int = 32) -> Tensor:
-    """One vector for each sample: the mean of the last hidden state over the tokens, or the output as it is."""
+    """One vector for each sample: the mean of the last hidden state over the tokens, or the output as it is.
+
+    Args:
+        model: an encoder, or any model whose output is the embedding; its mode is put back afterwards.
+        data: a data set or batches.
+        batch_size: samples at a time.
+
+    Returns:
+        A tensor with one row for each sample.
+
+    Example:
+        >>> prunus.training.embed(torch.nn.Linear(8, 3), torch.zeros(5, 8)).shape
+        torch.Size([5, 3])
+    """
     training = model.training
     model.eval()
     found = []
@@ -68,6 +95,17 @@ def spearman(model: nn.Module, data: Any, batch_size: int = 32) -> float:
 
     Raises:
         BadInput: if the data are no such pairs.
+
+    Example:
+        >>> class Encoder(torch.nn.Embedding):
+        ...     def forward(self, input_ids):
+        ...         return super().forward(input_ids)
+        >>> def tokens(*numbers):
+        ...     return {"input_ids": torch.tensor(numbers)}
+        >>> given = [(tokens(1, 2), 1.0), (tokens(1, 3), 0.5), (tokens(4, 5), 0.1)]
+        >>> pairs = [(tokens(1, 2), other, similarity) for other, similarity in given]
+        >>> -1.0 <= prunus.training.spearman(Encoder(8, 4), pairs) <= 1.0
+        True
     """
     from scipy.stats import spearmanr
 

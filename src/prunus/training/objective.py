@@ -143,7 +143,27 @@ def evaluate(
     loss: str | Callable[[Tensor, Tensor], Tensor] = "auto",
     limit: int | None = None,
 ) -> tuple[float, float | None]:
-    """Mean loss and accuracy in evaluation mode over `data` (over `limit` batches of it); the mode is put back."""
+    """Mean loss and accuracy in evaluation mode; the mode is put back.
+
+    Args:
+        model: Any module.
+        data: A data set of (input, label) pairs, or batches.
+        batch_size: Samples at a time.
+        loss: As `FitConfig.loss`.
+        limit: Number of batches to look at; None takes all.
+
+    Returns:
+        The loss, and the accuracy or None where the labels are no classes.
+
+    Raises:
+        BadInput: The model cannot run on the data.
+
+    Example:
+        >>> data = torch.utils.data.TensorDataset(10 * torch.eye(4), torch.tensor([0, 1, 2, 0]))
+        >>> loss, accuracy = prunus.training.evaluate(torch.nn.Identity(), data)
+        >>> round(loss, 2), accuracy
+        (2.5, 0.75)
+    """
     training = model.training
     model.eval()
     total, hits, count = 0.0, 0, 0
@@ -175,7 +195,25 @@ def evaluate(
 
 
 def accuracy(model: nn.Module, data: Any, batch_size: int = 256, limit: int | None = None) -> float:
-    """Fraction of labels predicted right, in evaluation mode."""
+    """Fraction of labels predicted right, in evaluation mode.
+
+    Args:
+        model: Any module; its mode is put back afterwards.
+        data: A data set of (input, label) pairs, or batches.
+        batch_size: Samples at a time.
+        limit: Number of batches to look at; None takes all.
+
+    Returns:
+        The accuracy, in [0, 1].
+
+    Raises:
+        BadInput: The labels are no classes, or the model cannot run on the data.
+
+    Example:
+        >>> data = torch.utils.data.TensorDataset(torch.eye(4), torch.tensor([0, 1, 2, 0]))
+        >>> prunus.training.accuracy(torch.nn.Identity(), data)
+        0.75
+    """
     found = evaluate(model, data, batch_size, limit=limit)[1]
     if found is None:
         raise BadInput("Accuracy needs class labels, but the labels of this data are real numbers: use evaluate.")

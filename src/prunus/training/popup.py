@@ -38,18 +38,24 @@ REDRAWS = ("signed_constant", "kaiming_uniform", "kaiming_normal", "initial")
 class TicketOptions:
     """The finer points of a search for a ticket; the defaults are those of IteRand with exact counts.
 
-    weights: redraw the model's weights first from this distribution ("signed_constant", "kaiming_uniform", ...) and the
-        run's seed; None takes them as they are.
-    redraw: what IteRand draws new values from; None finds it out: a layer with a single magnitude is a signed
-        constant, one that fits U(+-sqrt(6/fan_in)) is Kaiming uniform, any other is drawn from its own initial values
-        ("initial").
-    ranking: keep the largest scores ("signed", IteRand) or the largest magnitudes ("absolute", hidden-networks).
-    score_init: U(+-sqrt(6/fan_in)) ("kaiming") or U(+-1/sqrt(fan_in)) ("narrow", hidden-networks).
-    counting: prune round(p n) of n, ties by position ("exact"), or as the authors' codes do: round(p (n - 1)) with all
-        ties kept ("iterand"), int(p n) ("hidden-networks").
-    allocation: "uniform" (each layer the same sparsity), "erk", or "global" (one threshold over all scores).
-    ramp: sparsity over time.
-    biases: set to zero, as in the papers, unless "keep".
+    Attributes:
+        weights: Redraw the model's weights first from this distribution ("signed_constant", "kaiming_uniform", ...)
+            and the run's seed; None takes them as they are.
+        redraw: What IteRand draws new values from; None finds it out: a layer with a single magnitude is a signed
+            constant, one that fits U(+-sqrt(6/fan_in)) is Kaiming uniform, any other is drawn from its own initial
+            values ("initial").
+        ranking: Keep the largest scores ("signed", IteRand) or the largest magnitudes ("absolute", hidden-networks).
+        score_init: U(+-sqrt(6/fan_in)) ("kaiming") or U(+-1/sqrt(fan_in)) ("narrow", hidden-networks).
+        counting: Prune round(p n) of n, ties by position ("exact"), or as the authors' codes do: round(p (n - 1))
+            with all ties kept ("iterand"), int(p n) ("hidden-networks").
+        allocation: "uniform" (each layer the same sparsity), "erk", or "global" (one threshold over all scores).
+        ramp: Sparsity over time.
+        biases: Set to zero, as in the papers, unless "keep".
+
+    Example:
+        >>> options = prunus.training.TicketOptions(weights="signed_constant", allocation="erk")
+        >>> options.ranking, options.counting
+        ('signed', 'exact')
     """
 
     weights: str | None = None

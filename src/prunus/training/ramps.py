@@ -12,11 +12,23 @@ EXPONENTS = {"constant": 0.0, "linear": 1.0, "cubic": 3.0}
 
 @dataclass(frozen=True)
 class Ramp:
-    """From sparsity `start` to the final one between `begin` and `end`, in steps of `every`.
+    """Sparsity over time, from `start` to the final one between `begin` and `end`, in steps of `every`.
 
     With t the part of the way in [0, 1], the sparsity is final + (start - final) (1 - t)^e, e = 1 for "linear" and 3
     for "cubic" (Zhu and Gupta 2017: fast while there is much to spare, slow at the end). "constant" is final from the
-    first step. Without `end` the way ends after three quarters of the run.
+    first step.
+
+    Attributes:
+        shape: "cubic", "linear" or "constant".
+        start: Sparsity at the beginning.
+        begin: When the sparsity begins to rise, such as "2ep" or "500it".
+        end: When the final sparsity is reached; None means after three quarters of the run.
+        every: How often the masks change.
+
+    Example:
+        >>> ramp = prunus.training.Ramp("linear", end="10ep")
+        >>> ramp.at(0.8, step=50, total=100, per_epoch=10)
+        0.4
     """
 
     shape: str = "cubic"

@@ -30,6 +30,24 @@ def rescaled(model: nn.Module, masks: Masks) -> Iterator[nn.Module]:
     Rescaling the weights themselves and training on is not the same (K-5): the gradient would lack the factor, and the
     tangent kernel would not be that of the dense network. Here the factor multiplies the layer's input, so it enters
     the derivative too. The masks are applied on entering; hold them with `fit(..., masks=masks)`.
+
+    Args:
+        model: A model of linear and convolution layers; it is changed.
+        masks: Masks of such layers.
+
+    Returns:
+        A context manager that gives the model.
+
+    Raises:
+        BadInput: A masked weight belongs to another kind of layer, or a layer has no weight left.
+
+    Example:
+        >>> layer = torch.nn.Linear(4, 2, bias=False)
+        >>> x = torch.ones(1, 4)
+        >>> with prunus.training.rescaled(layer, prunus.find_masks(layer, 0.75)):
+        ...     inside = layer(x)
+        >>> torch.allclose(layer(x), inside)
+        True
     """
     weights = prunable_weights(model)
     masks.apply_(model)

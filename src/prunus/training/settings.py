@@ -33,10 +33,21 @@ def _steps(text: str, per_epoch: int) -> int:
 class Schedule:
     """The learning rate over time: `warmup`, then `shape`, then `cooldown` at a fixed rate.
 
-    `cosine` is lr_e = lr (1 + cos(pi e / E)) / 2 with e the epoch (ledger I-2); where the length is given in
-    iterations, e and E count those. `step` multiplies the rate by `factor` at each milestone; without milestones at one
-    half and at three quarters of the length. `warmup` rises linearly to lr: epoch by epoch where it is given in epochs,
-    step by step where it is given in steps.
+    Attributes:
+        shape: "constant", "step", or "cosine": lr_e = lr (1 + cos(pi e / E)) / 2 with e the epoch (ledger I-2);
+            where the length is given in iterations, e and E count those.
+        warmup: How long the rate rises linearly to lr: epoch by epoch where it is given in epochs, step by step
+            where it is given in steps.
+        milestones: When "step" multiplies the rate by `factor`; without any, at one half and at three quarters of the
+            length.
+        factor: The factor of "step".
+        cooldown: How long the rate stays at `cooldown_lr` at the end.
+        cooldown_lr: The rate of the cooldown.
+
+    Example:
+        >>> schedule = prunus.training.Schedule("step", milestones=("2ep",))
+        >>> [round(schedule.rate(0.1, step, total=40, per_epoch=10), 3) for step in (0, 19, 20)]
+        [0.1, 0.1, 0.01]
     """
 
     shape: str = "cosine"
@@ -78,23 +89,40 @@ class Schedule:
 class FitConfig:
     """Everything about a training run but the model, the data and the length. All fields have working defaults.
 
-    Optimization
-        optimizer: "sgd", "adam" or "adamw"; lr: 0.1 for sgd and 0.001 for the others unless given; momentum, nesterov,
-        weight_decay; batch_size; clip: largest norm of the gradient.
+    Attributes:
+        optimizer: "sgd", "adam" or "adamw".
+        lr: Learning rate; 0.1 for sgd and 0.001 for the others unless given.
+        momentum: Momentum of sgd.
+        nesterov: Whether sgd uses Nesterov's momentum.
+        weight_decay: Weight decay.
         schedule: "constant", "cosine", "step", "warmup" (a twentieth of the length, then cosine), or a `Schedule`.
+        batch_size: Samples in a step.
+        clip: Largest norm of the gradient, or None.
         loss: "auto" picks cross entropy for class labels, the logistic loss for one output and squares for real labels;
-        or a function of (outputs, labels).
-    Terms beside the loss
-        spectral_penalty: weight of twice the sum of squared spectral norms (ledger P-26; 2e-3 is a good one).
-        penalty: any function of the model, added as it is.
-        distill_from: a trained network; `distill_weight` of its softened outputs at `temperature`.
-    Data
-        augment: "none", "crop-flip", "resized-crop-flip", or a function of (inputs, generator); workers: processes for
-        data that is slow to read.
-    What is kept and shown
-        folder: where checkpoints go; every: "1ep", "500it" or "10min"; keep: how many; resume: go on from the newest.
-        tensorboard: a folder for its event files; progress: None shows a live line in a terminal.
+            "cross_entropy", "binary" or "mse"; or a function of (outputs, labels).
+        spectral_penalty: Weight of twice the sum of squared spectral norms (ledger P-26; 2e-3 is a good one).
+        penalty: Any function of the model, added to the loss as it is.
+        distill_from: A trained network whose softened outputs are learnt too.
+        distill_weight: The weight of those outputs.
+        temperature: The temperature that softens them.
+        augment: "none", "crop-flip", "resized-crop-flip", or a function of (inputs, generator).
+        workers: Processes for data that is slow to read.
+        seed: Seed of every random choice.
+        folder: Where checkpoints go, or None.
+        every: How often one is written: "1ep", "500it" or "10min".
+        keep: How many checkpoints are kept.
+        resume: Go on from the newest checkpoint.
+        tensorboard: A folder for its event files, or None.
+        progress: Whether to show a live line; None shows it in a terminal.
         callbacks: `Callback` objects, or functions of a `Record` called after every epoch.
+
+    Raises:
+        BadInput: A number lies outside its range, a name is not known, or resume=True without a folder.
+
+    Example:
+        >>> config = prunus.training.FitConfig(optimizer="adam", batch_size=32)
+        >>> config.lr, config.replace(lr=0.01).lr
+        (0.001, 0.01)
     """
 
     optimizer: str = "sgd"

@@ -32,10 +32,24 @@ _NORMS = (nn.modules.batchnorm._BatchNorm, nn.LayerNorm, nn.GroupNorm)
 
 @dataclass
 class Ticket:
-    """What a search found: `model` with zeros in place, its `masks`, and the `history` of the search.
+    """What a search for a ticket found.
 
-    `weights_seed` is set where the kept weights can be drawn again: edge-popup with `TicketOptions(weights=...)`.
-    `record` says how it was found.
+    Attributes:
+        model: The model with zeros in place.
+        masks: Its masks.
+        history: The records of the search.
+        method: "edge-popup" or "iterand".
+        record: How it was found.
+        weights: The distribution that the weights were drawn from, where they can be drawn again.
+        weights_seed: The seed of that draw: edge-popup with `TicketOptions(weights=...)`; else None.
+
+    Example:
+        >>> data = torch.utils.data.TensorDataset(torch.randn(16, 8), torch.arange(16) % 4)
+        >>> model = prunus.models.make("fc:8-16-4", seed=0)
+        >>> ticket = prunus.training.find_ticket(model, data, "edge-popup", length="1ep")
+        >>> ticket.save("ticket.safetensors")
+        >>> prunus.training.Ticket.load("ticket.safetensors", model).masks.sparsity
+        0.5
     """
 
     model: nn.Module
@@ -127,12 +141,37 @@ def find_ticket(
     exclude: Iterable[str] = (),
     seed: int | None = None,
 ) -> Ticket:
-    """Search a subnetwork in random weights: the scores are trained, the weights never. `model` is not touched.
+    """Search a subnetwork in random weights: the scores are trained, the weights never.
 
-    method: "edge-popup" (Ramanujan et al. 2020), or "iterand" (Chijiwa et al. 2021), which every `period` steps draws a
-    Bernoulli(`rate`) part of the pruned weights anew. sparsity: fraction pruned, one for all layers or by layer
-    ({layer: fraction}); excluded layers stay random and dense. Biases are zero, norms do not learn. The default config
-    is SGD on the scores with lr 0.3, momentum 0.9, weight decay 1e-4 and a cosine per epoch (ledger I-5, I-14).
+    Biases are zero, norms do not learn; excluded layers stay random and dense.
+
+    Args:
+        model: Any module; it is not touched.
+        data: A data set of (input, label) pairs.
+        method: "edge-popup" (Ramanujan et al. 2020) or "iterand" (Chijiwa et al. 2021).
+        sparsity: Fraction pruned, one for all layers or by layer ({layer: fraction}).
+        period: Steps after which "iterand" draws pruned weights anew.
+        rate: The part of them that is drawn anew, each with this probability.
+        length: How long to search, such as "20ep" or "5000it".
+        test: A data set to measure on after every epoch.
+        config: How to train the scores; SGD with lr 0.3, momentum 0.9, weight decay 1e-4 and a cosine per epoch unless
+            given (ledger I-5, I-14).
+        options: The finer points.
+        exclude: Names and globs that are not pruned.
+        seed: Seed of the search, in place of the configuration's.
+
+    Returns:
+        The `Ticket`.
+
+    Raises:
+        BadInput: The sparsity, the period or the rate lies outside its range.
+        UnknownName: There is no such method.
+
+    Example:
+        >>> data = torch.utils.data.TensorDataset(torch.randn(16, 8), torch.arange(16) % 4)
+        >>> ticket = prunus.training.find_ticket(prunus.models.make("fc:8-16-4", seed=0), data, length="2ep", seed=0)
+        >>> ticket.method, ticket.masks.sparsity, len(ticket.history)
+        ('iterand', 0.5, 2)
     """
     config, options = config or FitConfig(lr=0.3), options or TicketOptions()
     if seed is not None:
