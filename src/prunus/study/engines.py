@@ -39,6 +39,12 @@ class Job:
     """Train a dense network ("base") or measure a pruned one ("cell"); `weights` is the dense network's file.
 
     `weights_hash` is the SHA-256 of the weights the study was given, as they were when it began.
+
+    Example:
+        >>> from pathlib import Path
+        >>> cell = prunus.study.Grid(model=("fc:64-32-10",)).cells()[0]
+        >>> prunus.study.Job("base", cell, Path("bases/dense.safetensors")).message()["kind"]
+        'base'
     """
 
     kind: str
@@ -62,7 +68,15 @@ class Job:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a job: a record, or an error in one line."""
+    """What came of a job: a record, or an error in one line.
+
+    Example:
+        >>> from pathlib import Path
+        >>> cell = prunus.study.Grid(model=("fc:64-32-10",)).cells()[0]
+        >>> job = prunus.study.Job("cell", cell, Path("bases/dense.safetensors"))
+        >>> prunus.study.Outcome(job, {"accuracy": 0.9}, error=None, seconds=1.5).record["accuracy"]
+        0.9
+    """
 
     job: Job
     record: Mapping[str, Any] | None
@@ -71,7 +85,23 @@ class Outcome:
 
 
 class Engine(Protocol):
-    """Runs jobs side by side."""
+    """Runs jobs side by side.
+
+    Example:
+        An engine that fails every job, to see what a study does then:
+
+        >>> from pathlib import Path
+        >>> class Failing:
+        ...     slots = 1
+        ...     def __init__(self): self.jobs = []
+        ...     def submit(self, job): self.jobs.append(job)
+        ...     def running(self): return []
+        ...     def wait(self, seconds): return [prunus.study.Outcome(self.jobs.pop(), None, "out of order", 0.0)]
+        ...     def close(self): pass
+        >>> cells = prunus.study.Grid(model=("fc:64-32-10",), sparsity=(0.5,), seed=(0,)).cells()
+        >>> prunus.study.run_study(cells, Path("failing"), engine=Failing()).failed
+        1
+    """
 
     slots: int
 
@@ -97,6 +127,12 @@ class LocalEngine:
 
     A job that takes longer than `minutes` is stopped, and is a failure. Workers end with the process that started
     them, however that ends.
+
+    Example:
+        >>> engine = prunus.study.LocalEngine(workers=2, minutes=30)
+        >>> engine.slots, engine.running()
+        (2, [])
+        >>> engine.close()
     """
 
     def __init__(self, workers: int | None = None, minutes: float | None = None) -> None:

@@ -55,6 +55,11 @@ class Settings:
     kernel       how many test points the tangent kernel is computed on; 0 leaves it out
     compress     pack the pruned network and time it against the dense one on a batch of `batch`
     data_dir     folder of the public data sets; where it lies does not change a cell's key
+
+    Example:
+        >>> quick = prunus.study.Settings(length="1ep", certify=0, kernel=0)
+        >>> quick.batch_size, quick.finetune
+        (64, '0ep')
     """
 
     weights: str = ""
@@ -97,7 +102,15 @@ class Settings:
 
 @dataclass(frozen=True)
 class Cell:
-    """One pruning of one network: what is asked for, and nothing that was measured."""
+    """One pruning of one network: what is asked for, and nothing that was measured.
+
+    Example:
+        >>> cell = prunus.study.Cell("fc:64-32-10", 1.0, "digits", "magnitude", "unstructured", 0.9, seed=0)
+        >>> cell.title
+        'fc:64-32-10 digits magnitude unstructured 0.9 seed 0'
+        >>> prunus.study.Cell.from_dict(cell.to_dict()).key == cell.key
+        True
+    """
 
     model: str
     width: float
@@ -163,6 +176,12 @@ class Grid:
 
     A pattern N:M has one sparsity of its own, and some methods have a score or a pattern of their own: each of these
     adds one cell for each other choice.
+
+    Example:
+        >>> patterns = ("unstructured", "2:4")
+        >>> grid = prunus.study.Grid(model=("fc:64-32-10",), pattern=patterns, sparsity=(0.5, 0.9), seed=(0,))
+        >>> [(cell.pattern, cell.sparsity) for cell in grid.cells()]
+        [('unstructured', 0.5), ('unstructured', 0.9), ('2:4', 0.5)]
     """
 
     model: tuple[str, ...]

@@ -22,7 +22,13 @@ PROBE_SECONDS = 5.0
 
 @dataclass
 class Progress:
-    """Where a study stands; handed to the display after every change."""
+    """Where a study stands; handed to the display after every change.
+
+    Example:
+        >>> progress = prunus.study.Progress(total=10, cached=2, done=3, failed=1)
+        >>> progress.left
+        4
+    """
 
     total: int
     cached: int = 0
@@ -68,6 +74,25 @@ def run_study(
 
     An interrupt stops the workers and leaves everything that has ended in the store. A second process that runs a
     study in the same folder is refused.
+
+    Args:
+        cells: what is wanted, usually `Grid(...).cells()`; those that the folder holds already do not run again.
+        folder: where the results and the dense networks go; it is made where it does not exist.
+        engine: where the cells run; None takes one process for each core of this machine. It is closed at the end.
+        show: called with the progress after every change.
+
+    Returns:
+        The progress at the end: how many cells are done, were there already, or failed.
+
+    Raises:
+        BadInput: There is no cell, the folder cannot be written, or another process runs a study in it.
+
+    Example:
+        >>> from pathlib import Path
+        >>> little = prunus.study.Settings(length="1ep", certify=0, labels=0, held_out=0, kernel=0, compress=False)
+        >>> cells = prunus.study.Grid(model=("fc:64-8-10",), sparsity=(0.5,), seed=(0,), settings=little).cells()
+        >>> prunus.study.run_study(cells, Path("runs"), engine=prunus.study.LocalEngine(workers=1))
+        1 of 1 cells done, ...
     """
     if not cells:
         raise BadInput("The study is empty: give at least one model, pattern, sparsity and seed.")
@@ -163,7 +188,23 @@ class _Run:
 
 
 def estimate(cells: Sequence[Cell], store: Store | None, workers: int) -> float:
-    """Seconds the cells that are missing will take: from cells of the store, else from one batch of each network."""
+    """Seconds the cells that are missing will take: from cells of the store, else from one batch of each network.
+
+    Args:
+        cells: all cells of the study.
+        store: results so far; None where there are none.
+        workers: how many cells run side by side.
+
+    Returns:
+        The seconds.
+
+    Example:
+        >>> cells = prunus.study.Grid(model=("fc:64-8-10",), sparsity=(0.5, 0.9), seed=(0,)).cells()
+        >>> with prunus.study.Store("first", create=True) as store:
+        ...     store.add(cells[0], {"accuracy": 0.9}, seconds=6.0)
+        ...     prunus.study.estimate(cells, store, workers=1)
+        6.0
+    """
     finished = store.done() if store else set()
     pending = [cell for cell in cells if cell.key not in finished]
     known = store.seconds() if store else []
@@ -215,7 +256,27 @@ def _epochs(length: str, per_epoch: float) -> float:
 
 
 def check_size(cells: Sequence[Cell], store: Store | None, workers: int, agreed: bool) -> float:
-    """The estimated seconds; refuses a study that is very large unless that was agreed to."""
+    """The estimated seconds; refuses a study that is very large unless that was agreed to.
+
+    Args:
+        cells: all cells of the study.
+        store: results so far; None where there are none.
+        workers: how many cells run side by side.
+        agreed: whether a very large study was agreed to.
+
+    Returns:
+        The seconds that the missing cells will take, as `estimate` says.
+
+    Raises:
+        BadInput: There are more than 400 cells or they would take more than two hours, and that was not agreed to.
+
+    Example:
+        >>> cells = prunus.study.Grid(model=("fc:64-8-10",), sparsity=(0.5, 0.9), seed=(0,)).cells()
+        >>> with prunus.study.Store("second", create=True) as store:
+        ...     store.add(cells[0], {"accuracy": 0.9}, seconds=6.0)
+        ...     prunus.study.check_size(cells, store, workers=2, agreed=False)
+        3.0
+    """
     seconds = estimate(cells, store, workers) if cells else 0.0
     if not agreed and (len(cells) > MANY_CELLS or seconds > LONG_SECONDS):
         raise BadInput(

@@ -73,7 +73,16 @@ CREATE TABLE IF NOT EXISTS reproductions (id TEXT PRIMARY KEY, title TEXT NOT NU
 
 @dataclass(frozen=True)
 class Result:
-    """One finished cell as it lies in the store; `status` is "done" or "failed"."""
+    """One finished cell as it lies in the store; `status` is "done" or "failed".
+
+    Example:
+        >>> cell = prunus.study.Grid(model=("fc:64-32-10",)).cells()[0]
+        >>> with prunus.study.Store("one", create=True) as store:
+        ...     store.add(cell, {"accuracy": 0.9}, seconds=2.0)
+        ...     result = store.results()[0]
+        >>> result.status, result.row["accuracy"]
+        ('done', 0.9)
+    """
 
     key: str
     base: str
@@ -93,7 +102,15 @@ class Result:
 
 
 class Store:
-    """The results of a study. `path` is the file, or a folder that holds (or will hold) `study.sqlite`."""
+    """The results of a study. `path` is the file, or a folder that holds (or will hold) `study.sqlite`.
+
+    Example:
+        >>> cell = prunus.study.Grid(model=("fc:64-32-10",)).cells()[0]
+        >>> with prunus.study.Store("runs", create=True) as store:
+        ...     store.add(cell, {"accuracy": 0.9})
+        ...     print(store.rows(("model", "sparsity", "accuracy")))
+        [{'model': 'fc:64-32-10', 'sparsity': 0.5, 'accuracy': 0.9}]
+    """
 
     def __init__(self, path: str | os.PathLike[str], *, create: bool = False) -> None:
         given = Path(path)
