@@ -17,11 +17,6 @@ import torch
 
 import prunus
 
-PENDING = {
-    "certificates",
-}  # fmt: skip
-"""Rooms whose docstrings are not complete yet: their examples run, the other sections are not asked for."""
-
 
 def rooms() -> list[str]:
     found = []
@@ -73,9 +68,6 @@ def missing(value: Any) -> list[str]:
 def test_public_names_are_documented(room: str) -> None:
     found = {name: missing(value) for name, value in public(room) if documented(value)}
     wrong = {name: lacks for name, lacks in found.items() if lacks}
-    if room in PENDING:
-        assert wrong, f"prunus.{room} is complete: take it out of PENDING"
-        wrong = {name: lacks for name, lacks in wrong.items() if "a docstring" in lacks}
     assert not wrong, "\n".join(f"{name} lacks {', '.join(lacks)}" for name, lacks in wrong.items())
 
 

@@ -19,7 +19,7 @@ from prunus.certificates.certificate import Certificate, CertifiedLayer, hash_mo
 from prunus.certificates.domains import Ball, Box, Samples
 from prunus.certificates.prover.labels import Labels, certify_labels
 from prunus.certificates.prover.verdict import Verdict, equivalent
-from prunus.certificates.reading.linear import convolution, diagonal, linear
+from prunus.certificates.reading.layers import convolution, diagonal, linear
 from prunus.certificates.reading.pair import Pair, read_pair
 from prunus.certificates.reading.pieces import Affine, Elementwise, Join, Lipschitz
 from prunus.certificates.reading.rules import Call, register_rule, unregister_rule

@@ -15,7 +15,21 @@ from prunus.errors import BadInput
 
 @dataclass(frozen=True)
 class AttackSettings:
-    """Projected gradient ascent: starts in all, steps of each, and the first step as a part of the radius."""
+    """How the attack climbs: projected gradient ascent.
+
+    Attributes:
+        starts: Starts in all.
+        steps: Steps of each.
+        first_step: Length of the first step, as a part of the radius.
+        last_step: Length of the last step, as a part of the radius.
+
+    Example:
+        >>> model = prunus.models.make("fc:8-16-4", seed=0).eval()
+        >>> masks = prunus.find_masks(model, 0.5)
+        >>> quick = prunus.certificates.AttackSettings(starts=4, steps=10)
+        >>> prunus.certify(model, masks, prunus.Ball(1.0), attack=quick).attained > 0
+        True
+    """
 
     starts: int = 48
     steps: int = 120
@@ -29,7 +43,21 @@ class AttackSettings:
 
 @dataclass(frozen=True, eq=False)
 class Attained:
-    """The largest distance found, evaluated in float64, and where; `each` is the best per centre (points,)."""
+    """What an attack found.
+
+    Attributes:
+        distance: The largest distance, evaluated in float64.
+        witness: The input that shows it.
+        each: The largest distance around each centre (points,).
+
+    Example:
+        >>> model = prunus.models.make("fc:8-16-4", seed=0).eval()
+        >>> pruned = prunus.find_masks(model, 0.5).apply_(prunus.models.make("fc:8-16-4", seed=0).eval())
+        >>> pair = prunus.certificates.read_pair(model, pruned, (8,))
+        >>> found = prunus.certificates.ascend(pair, prunus.Ball(1.0).region((8,)), AttackSettings(steps=5))
+        >>> found.witness.shape, found.each.shape
+        (torch.Size([8]), torch.Size([1]))
+    """
 
     distance: float
     witness: Tensor
@@ -44,10 +72,29 @@ def ascend(
     extra: Tensor | None = None,
     norm: int | str = 2,
 ) -> Attained:
-    """Climb `||f(x) - F(x)||` from the centres, from random points of the region, and from `extra` starts (n, *shape).
+    """Climb `||f(x) - F(x)||` from the centres, from random points of the region, and from `extra` starts.
 
     The ascent runs in float32; every point it visits last or finds best is evaluated again in float64, inside the
     region, so the result is a lower bound whatever the ascent did.
+
+    Args:
+        pair: Both networks, from `read_pair`.
+        region: Where to search, from `domain.region(shape)`.
+        settings: Starts and steps.
+        seed: Seed of the random starts.
+        extra: More starts (n, *shape).
+        norm: 2 for the 2-norm of the outputs' difference, "max" for its largest entry.
+
+    Returns:
+        The largest distance found, and where.
+
+    Example:
+        >>> model = prunus.models.make("fc:8-16-4", seed=0).eval()
+        >>> pruned = prunus.find_masks(model, 0.5).apply_(prunus.models.make("fc:8-16-4", seed=0).eval())
+        >>> pair = prunus.certificates.read_pair(model, pruned, (8,))
+        >>> found = prunus.certificates.ascend(pair, prunus.Ball(1.0).region((8,)), AttackSettings(steps=5))
+        >>> found.distance > 0
+        True
     """
     settings = settings or AttackSettings()
     centres, starts = _starts(region, settings, seed, extra)

@@ -37,10 +37,24 @@ _ENTRIES = 2**23
 
 @dataclass(frozen=True)
 class CertifyOptions:
-    """Finer control: which methods, how many seconds for the linear relaxation, extra starts, a progress callback.
+    """Finer control of `certify`.
 
-    `starts` are inputs (n, *shape) from which the attack also climbs, such as the worst data points. `progress` is
-    called with a sentence before every stage. `tune` spends about a second more to tighten the norms of products.
+    Attributes:
+        methods: Which methods to use.
+        seconds: How much time the linear relaxation may take.
+        starts: Inputs (n, *shape) from which the attack also climbs, such as the worst data points.
+        progress: Called with a sentence before every stage.
+        tune: Spend about a second more to tighten the norms of products.
+
+    Raises:
+        BadInput: No method, or a negative time.
+        UnknownName: There is no such method.
+
+    Example:
+        >>> model = prunus.models.make("fc:8-16-4", seed=0).eval()
+        >>> options = prunus.certificates.CertifyOptions(methods=("recursion",))
+        >>> prunus.certify(model, prunus.find_masks(model, 0.5), prunus.Ball(1.0), options=options).method
+        'recursion'
     """
 
     methods: tuple[str, ...] = METHODS
@@ -200,7 +214,21 @@ def _output_sizes(ranges: Sequence[Ranges]) -> Tensor:
 
 
 class Bounds:
-    """All methods on one pair of networks; norms are computed once and serve every region."""
+    """All methods on one pair of networks; norms are computed once and serve every region.
+
+    Attributes:
+        pair: Both networks, from `read_pair`.
+        options: Which methods, how much time.
+        norms: The norms of the layers, computed when they are asked for.
+
+    Example:
+        >>> model = prunus.models.make("fc:8-16-4", seed=0).eval()
+        >>> pruned = prunus.find_masks(model, 0.5).apply_(prunus.models.make("fc:8-16-4", seed=0).eval())
+        >>> bounds = prunus.certificates.Bounds(prunus.certificates.read_pair(model, pruned, (8,)))
+        >>> small, large = (bounds.of(prunus.Ball(radius).region((8,))).bound for radius in (0.5, 1.0))
+        >>> small < large
+        True
+    """
 
     def __init__(self, pair: Pair, options: CertifyOptions | None = None) -> None:
         self.pair = pair
@@ -312,9 +340,26 @@ class Bounds:
 def verify(
     path: str | os.PathLike[str], model: nn.Module, pruned: Masks | nn.Module, *, options: CertifyOptions | None = None
 ) -> Certificate:
-    """Read a certificate, check that it speaks of these networks, compute it again, and return the fresh one.
+    """Read a certificate, check that it speaks of these networks, and compute it again.
 
-    The file is refused where a hash differs or where its bound is smaller than the one found now.
+    Args:
+        path: The file that `Certificate.save` wrote.
+        model: The original network, in evaluation mode.
+        pruned: Masks, or the pruned module itself.
+        options: How much time; the methods are the certificate's own.
+
+    Returns:
+        The fresh certificate.
+
+    Raises:
+        BadFile: The file is damaged, belongs to other networks, or claims a smaller bound than the one found now.
+
+    Example:
+        >>> model = prunus.models.make("fc:8-16-4", seed=0).eval()
+        >>> masks = prunus.find_masks(model, 0.5)
+        >>> path = prunus.certify(model, masks, prunus.Ball(1.0)).save("certificate.json")
+        >>> prunus.certificates.verify(path, model, masks).bound > 0
+        True
     """
     kept = Certificate.load(path)
     original, other = prepared(model, pruned)

@@ -26,6 +26,18 @@ class OnData:
     """Plan against a statistical error: the budget holds for all but a `probability` bounded with `confidence`.
 
     The data are split: one half guides the search, the other gives the final statement.
+
+    Attributes:
+        data: At least four points, as `certify_statistically` takes them.
+        confidence: The confidence of the statement.
+        exceedances: How many points may lie beyond the budget.
+
+    Example:
+        >>> model = prunus.models.make("fc:8-16-4", seed=0).eval()
+        >>> settings = prunus.certificates.PlanSettings(grid=(0.5,), rounds=1)
+        >>> found = prunus.plan(model, prunus.certificates.OnData(torch.randn(20, 8)), 0.5, settings=settings)
+        >>> found.bound <= 0.5
+        True
     """
 
     data: Any
@@ -35,7 +47,21 @@ class OnData:
 
 @dataclass(frozen=True)
 class PlanSettings:
-    """Finer control: levels of the scan, rounds of bisection, methods of the certificate, data for the score."""
+    """Finer control of `plan`.
+
+    Attributes:
+        grid: The sparsities at which every layer is scanned.
+        rounds: Rounds of bisection.
+        options: Methods of the certificate.
+        data: Batches for the score, where it needs them.
+        loss: Loss of (outputs, labels) for the score.
+        example: A tensor (n, *input shape), where nothing else shows the inputs' shape.
+        seed: Seed of every random choice.
+
+    Example:
+        >>> prunus.certificates.PlanSettings(grid=(0.25, 0.5)).rounds
+        8
+    """
 
     grid: tuple[float, ...] = _GRID
     rounds: int = 8

@@ -28,7 +28,20 @@ from prunus.pruning import find_masks
 
 @dataclass(frozen=True)
 class ScanRow:
-    """The sensitivity scan: one layer alone at one sparsity, and the bound this gives."""
+    """One layer pruned alone, in the scan of a plan.
+
+    Attributes:
+        layer: The weight.
+        sparsity: Its sparsity.
+        bound: The bound this gives.
+
+    Example:
+        >>> model = prunus.models.make("fc:8-16-4", seed=0).eval()
+        >>> settings = prunus.certificates.PlanSettings(grid=(0.5,), rounds=1)
+        >>> row = prunus.plan(model, prunus.Ball(1.0), 0.5, settings=settings).scan[1]
+        >>> row.layer, row.sparsity
+        ('layers.0.weight', 0.5)
+    """
 
     layer: str
     sparsity: float
@@ -37,7 +50,18 @@ class ScanRow:
 
 @dataclass(frozen=True)
 class PlannedLayer:
-    """One layer of a plan: its weights, how many stay, and the bound it would give alone."""
+    """One layer of a plan.
+
+    Attributes:
+        name: The weight.
+        total: How many weights it has.
+        kept: How many stay.
+        alone: The bound it would give alone.
+
+    Example:
+        >>> prunus.certificates.PlannedLayer("fc.weight", total=100, kept=25, alone=0.1).sparsity
+        0.75
+    """
 
     name: str
     total: int
@@ -51,10 +75,23 @@ class PlannedLayer:
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """`masks` whose certified error is `bound`, at most the budget `error`.
+    """Masks that prune as much as a budget allows.
 
-    `curve` lists (sparsity, bound) of every combination certified on the way, sparsest last; `scan` the layers one by
-    one; `uniform` is the sparsity of the best uniform pruning found within the budget.
+    Attributes:
+        masks: The masks.
+        bound: Their certified error, at most `error`.
+        error: The budget.
+        layers: The layers, one by one.
+        curve: (sparsity, bound) of every combination certified on the way, sparsest last.
+        scan: Every layer alone, at every level of the scan.
+        uniform: Sparsity of the best uniform pruning found within the budget.
+
+    Example:
+        >>> model = prunus.models.make("fc:8-16-4", seed=0).eval()
+        >>> settings = prunus.certificates.PlanSettings(grid=(0.5,), rounds=1)
+        >>> found = prunus.plan(model, prunus.Ball(1.0), 0.5, settings=settings)
+        >>> found.sparsity >= found.uniform
+        True
     """
 
     masks: Masks
@@ -93,7 +130,27 @@ def plan(
 ) -> Plan:
     """Masks that prune as much as the budget `error` on the output's distance allows; the model is not touched.
 
-    domain    where the error is certified: `Ball`, `Box`, `Samples`, or `OnData` for a statistical error
+    Args:
+        model: The network, in evaluation mode.
+        domain: Where the error is certified: `Ball`, `Box`, `Samples`, or `OnData` for a statistical error.
+        error: The budget, a positive number.
+        score: What ranks the weights, by name or as a function.
+        pattern: Which sets of zeros are allowed.
+        exclude: Names and globs that are never pruned.
+        settings: Finer control.
+
+    Returns:
+        The `Plan`: `masks`, their `bound`, a row for each layer.
+
+    Raises:
+        BadInput: The budget is no positive number, the domain is none, or the network cannot be certified.
+
+    Example:
+        >>> model = prunus.models.make("fc:8-16-4", seed=0).eval()
+        >>> settings = prunus.certificates.PlanSettings(grid=(0.25, 0.5), rounds=2)
+        >>> found = prunus.plan(model, prunus.Ball(1.0), 0.5, settings=settings)
+        >>> found.bound <= 0.5 and found.sparsity > 0
+        True
     """
     if isinstance(error, bool) or not isinstance(error, (int, float)) or not (math.isfinite(error) and error > 0):
         raise BadInput(f"The budget is {error!r}: it must be a positive number.")

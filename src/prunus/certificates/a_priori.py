@@ -23,7 +23,20 @@ _LAWS = ("uniform", "normal")
 
 @dataclass(frozen=True)
 class APriori:
-    """With `confidence` over the draw of the weights, pruning moves no input of the ball by more than `error`."""
+    """With `confidence` over the draw of the weights, pruning moves no input of the ball by more than `error`.
+
+    Attributes:
+        error: The bound on the output's distance in the 2-norm.
+        norms: For every layer, a bound on its norm.
+        differences: For every layer, a bound on the norm of what was removed.
+        pruned: For every layer, how many weights were removed.
+        confidence: The probability with which all of this holds.
+
+    Example:
+        >>> found = prunus.certificates.bound_a_priori([16, 64, 64, 4], 0.1)
+        >>> found.pruned, found.confidence
+        ((0, 410, 0), 0.95)
+    """
 
     error: float
     norms: tuple[float, ...]
@@ -43,11 +56,30 @@ def bound_a_priori(
 ) -> APriori:
     """Theorem 1' (ledger P-16) for a ReLU network without biases, inner layers pruned by magnitude at `sparsity`.
 
-    widths   inputs, hidden widths, outputs; the first and the last layer stay
-    law      "uniform" on [-spread/sqrt(n), spread/sqrt(n)] or "normal" with deviation spread/sqrt(n), n the larger side
-
     Half of the risk goes to the norms, a quarter to the thresholds and a quarter to the concentration, evenly over
     their layers; for square layers this is P-16c.
+
+    Args:
+        widths: Inputs, hidden widths, outputs; the first and the last layer stay.
+        sparsity: Fraction of zeros in the inner layers.
+        confidence: The probability with which the bound holds.
+        spread: Scale of the weights, see `law`.
+        law: "uniform" on [-spread/sqrt(n), spread/sqrt(n)] or "normal" with deviation spread/sqrt(n), n the larger
+            side.
+        radius: Radius of the ball of inputs, in the 2-norm.
+
+    Returns:
+        The bound, with what it is made of.
+
+    Raises:
+        BadInput: Fewer than three layers, or a number outside its range.
+        UnknownName: There is no such law.
+
+    Example:
+        >>> little = prunus.certificates.bound_a_priori([16, 64, 64, 4], 0.1)
+        >>> much = prunus.certificates.bound_a_priori([16, 64, 64, 4], 0.5)
+        >>> 0 < little.error < much.error
+        True
     """
     layers = len(widths) - 1
     if layers < 3 or any(int(size) < 1 for size in widths):
@@ -89,10 +121,24 @@ def _threshold(rows: int, columns: int, removed: int, delta: float, spread: floa
 class AssumptionRow:
     """One weight matrix against the theorems' assumptions (ledger P-24, P-33).
 
-    second, fourth: variance * width and fourth moment * width^2, which the theorems take as constants; mean_norm: the
-    part of the norm that the mean alone explains; bulk_norm: what independent weights of this variance would have;
-    leading_share: the share of the energy in the leading singular direction; row_correlation, column_correlation: mean
-    correlation of pairs. fits says whether the norm is within half again of the bulk.
+    Attributes:
+        name: The weight.
+        shape: Its rows and columns.
+        second: Variance * width, which the theorems take as a constant.
+        fourth: Fourth moment * width^2, which the theorems take as a constant.
+        mean_norm: The part of the norm that the mean alone explains.
+        bulk_norm: The norm that independent weights of this variance would have.
+        norm: The norm.
+        glorot_ratio: Variance, divided by that of Glorot's initialisation.
+        law: "uniform", "normal" or "laplace", whichever makes the weights likeliest.
+        leading_share: The share of the energy in the leading singular direction.
+        row_correlation: Mean correlation of pairs of rows.
+        column_correlation: Mean correlation of pairs of columns.
+
+    Example:
+        >>> row = prunus.certificates.check_assumptions(prunus.models.make("fc:32-64-10", seed=0))[0]
+        >>> row.name, row.shape, row.law, row.fits
+        ('layers.0.weight', (64, 32), 'uniform', True)
     """
 
     name: str
@@ -114,7 +160,22 @@ class AssumptionRow:
 
 
 def check_assumptions(model: nn.Module) -> list[AssumptionRow]:
-    """How far the weights of a (trained) network are from independent, centred draws; convolutions as random_norms."""
+    """How far the weights of a (trained) network are from independent, centred draws.
+
+    Args:
+        model: Any module; a convolution counts as the matrix of its output channels.
+
+    Returns:
+        One row for each linear and convolution weight.
+
+    Raises:
+        BadInput: The model has no such weight.
+
+    Example:
+        >>> rows = prunus.certificates.check_assumptions(prunus.models.make("fc:32-64-10", seed=0))
+        >>> [row.name for row in rows]
+        ['layers.0.weight', 'layers.1.weight']
+    """
     weights = {name: weight for name, weight in prunable_weights(model).items() if weight.numel}
     if not weights:
         raise BadInput("The model has no linear or convolution weights to check.")

@@ -56,7 +56,19 @@ class Region:
 
 @dataclass(frozen=True, eq=False)
 class Ball:
-    """All inputs within 2-norm `radius` of `center` (the origin where it is not given)."""
+    """All inputs within 2-norm `radius` of `center`.
+
+    Attributes:
+        radius: A positive number.
+        center: A tensor of one input's shape; None is the origin.
+
+    Raises:
+        BadInput: The radius is not positive, or the center not finite.
+
+    Example:
+        >>> prunus.Ball(0.5, center=torch.ones(8)).shape
+        (8,)
+    """
 
     radius: float
     center: Tensor | Sequence[float] | None = None
@@ -80,7 +92,19 @@ class Ball:
 
 @dataclass(frozen=True, eq=False)
 class Box:
-    """All inputs with `low <= x <= high` in every coordinate; numbers stand for all coordinates."""
+    """All inputs with `low <= x <= high` in every coordinate.
+
+    Attributes:
+        low: A tensor of one input's shape, or a number for all coordinates.
+        high: The same for the upper ends.
+
+    Raises:
+        BadInput: The sides are not finite, have different shapes, or low exceeds high somewhere.
+
+    Example:
+        >>> prunus.Box(torch.zeros(8), 1.0).shape
+        (8,)
+    """
 
     low: Tensor | Sequence[float] | float
     high: Tensor | Sequence[float] | float
@@ -114,7 +138,19 @@ class Box:
 
 @dataclass(frozen=True, eq=False)
 class Samples:
-    """Points (n, *shape), each with its neighbourhood of 2-norm `radius`; radius 0 means the points themselves."""
+    """Points, each with its neighbourhood.
+
+    Attributes:
+        points: A tensor (n, *shape).
+        radius: 2-norm radius of each neighbourhood; 0 means the points themselves.
+
+    Raises:
+        BadInput: No points, points that are not finite, or a negative radius.
+
+    Example:
+        >>> prunus.Samples(torch.zeros(5, 8), radius=0.1).shape
+        (8,)
+    """
 
     points: Tensor | Sequence[Any]
     radius: float = 0.0

@@ -25,9 +25,27 @@ from prunus.formulas.closeness import label_margin
 class Statistic:
     """With `confidence`, an input of the distribution moves the output by more than `bound` with `probability` at most.
 
-    agreement is the share of points with the same label, agreement_low its one-sided lower confidence bound, and
-    kept_by_margin the share whose label is safe because the original's margin exceeds sqrt(2) times the distance
-    (ledger P-27). Each statement holds on its own with the confidence.
+    Each statement holds on its own with the confidence.
+
+    Attributes:
+        bound: The distance spoken about.
+        probability: Upper bound on the probability that an input exceeds it.
+        confidence: The confidence.
+        points: How many points were looked at.
+        exceedances: How many of them lie beyond the bound.
+        median: Median of the distances.
+        largest: Largest of the distances.
+        agreement: Share of points with the same label.
+        agreement_low: Its one-sided lower confidence bound.
+        kept_by_margin: Share of points whose label is safe because the original's margin exceeds sqrt(2) times the
+            distance (ledger P-27).
+        median_margin: Median of the original's margins.
+
+    Example:
+        >>> model = prunus.models.make("fc:8-16-4", seed=0).eval()
+        >>> found = prunus.certify_statistically(model, prunus.find_masks(model, 0.5), torch.randn(100, 8))
+        >>> found.points, found.exceedances, found.bound == found.largest
+        (100, 0, True)
     """
 
     bound: float
@@ -74,11 +92,29 @@ def certify_statistically(
 ) -> Statistic:
     """What held-out points say about the distribution they were drawn from.
 
-    data          a data set of (input, label) pairs, a tensor (n, *shape), or whatever `prunus.adapters.batches` reads,
-                  drawn independently and not used for pruning, tuning or choosing
-    error         the distance to speak about; its exceedances are counted (Clopper-Pearson). Without it the distance
-                  is an order statistic: the largest after setting aside `exceedances` points, fixed beforehand
-    comparisons   how many prunings are compared on these points: they share the risk (Bonferroni)
+    Args:
+        model: The original network, in evaluation mode.
+        pruned: Masks, or the pruned module itself.
+        data: A data set of (input, label) pairs, a tensor (n, *shape), or whatever `prunus.adapters.batches` reads,
+            drawn independently and not used for pruning, tuning or choosing.
+        error: The distance to speak about; its exceedances are counted (Clopper-Pearson). Without it the distance is an
+            order statistic: the largest after setting aside `exceedances` points.
+        confidence: The confidence of each statement.
+        exceedances: How many points are set aside where no `error` is given; fix it beforehand.
+        comparisons: How many prunings are compared on these points: they share the risk (Bonferroni).
+
+    Returns:
+        The `Statistic`; its `statement` says it in words.
+
+    Raises:
+        BadInput: No points, outputs that are not finite, or a number outside its range.
+
+    Example:
+        >>> model = prunus.models.make("fc:8-16-4", seed=0).eval()
+        >>> masks = prunus.find_masks(model, 0.5)
+        >>> found = prunus.certify_statistically(model, masks, torch.randn(100, 8), confidence=0.95)
+        >>> round(found.probability, 4)
+        0.0295
     """
     confidence = _confidence(confidence)
     if error is not None and not (math.isfinite(error) and error >= 0):
@@ -173,7 +209,23 @@ def _measure(original: nn.Module, pruned: nn.Module, sample: Sequence[adapters.B
 
 @dataclass(frozen=True)
 class MaskTrials:
-    """How often a random pruning stays within an error, with the exact two-sided interval for the probability."""
+    """How often a random pruning stays within an error, with the exact two-sided interval for the probability.
+
+    Attributes:
+        error: The error allowed.
+        successes: How many masks stay within it.
+        trials: How many masks were drawn.
+        low: Lower end of the interval.
+        high: Upper end of the interval.
+        confidence: The probability with which the interval holds.
+        values: The bound, or the largest distance, of every mask.
+
+    Example:
+        >>> model = prunus.models.make("fc:8-16-4", seed=0).eval()
+        >>> found = prunus.certificates.certify_over_masks(model, torch.randn(20, 8), 100.0, sparsity=0.5, trials=5)
+        >>> found.successes, found.trials, found.high
+        (5, 5, 1.0)
+    """
 
     error: float
     successes: int
@@ -206,6 +258,29 @@ def certify_over_masks(
     """Monte Carlo over random masks (ledger P-30).
 
     A trial succeeds when its certificate on a domain, or its largest distance on data, is at most `error`.
+
+    Args:
+        model: The original network, in evaluation mode.
+        where: A `Ball`, `Box` or `Samples`; or data, as `certify_statistically` takes them.
+        error: The error allowed.
+        sparsity: Fraction of zeros of each mask.
+        pattern: Which sets of zeros are allowed.
+        exclude: Names and globs that are never pruned.
+        trials: How many masks are drawn.
+        confidence: The probability with which the interval holds.
+        seed: Seed of the draws.
+
+    Returns:
+        The counts and the interval.
+
+    Raises:
+        BadInput: No trials, or a confidence outside (0, 1).
+
+    Example:
+        >>> model = prunus.models.make("fc:8-16-4", seed=0).eval()
+        >>> found = prunus.certificates.certify_over_masks(model, prunus.Ball(1.0), 0.0, sparsity=0.5, trials=2)
+        >>> found.successes, found.low
+        (0, 0.0)
     """
     from prunus.pruning import find_masks
 

@@ -34,6 +34,12 @@ class Labels:
         same: for every point, True where both networks give the same label at the point itself.
         radius: of the neighbourhoods, in the 2-norm.
         seconds: how long it took.
+
+    Example:
+        >>> model = prunus.models.make("fc:8-16-4", seed=0).eval()
+        >>> found = prunus.certify_labels(model, prunus.find_masks(model, 0.0), prunus.Samples(torch.eye(8), 0.001))
+        >>> found.same_fraction
+        1.0
     """
 
     agree: tuple[bool, ...]

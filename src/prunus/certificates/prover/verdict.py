@@ -40,6 +40,12 @@ class Verdict:
         boxes: how many input boxes were bounded.
         seconds: how long it took.
         tolerance, norm, labels: what was asked.
+
+    Example:
+        >>> model = prunus.models.make("fc:8-16-4", seed=0).eval()
+        >>> verdict = prunus.equivalent(model, prunus.find_masks(model, 0.9), prunus.Ball(1.0), tolerance=0.001)
+        >>> verdict.status, verdict.difference > 0.001
+        ('refuted', True)
     """
 
     status: str

@@ -10,85 +10,19 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from prunus.certificates.reading.layers import convolution, diagonal, linear
 from prunus.certificates.reading.pieces import Affine, Join
 from prunus.certificates.reading.rules import Call, Value, register_rule
 from prunus.operators import (
-    Geometry,
     adaptive_average_pool_norm,
     average_pool_norm,
-    convolution_norm,
-    convolve,
     matrix_norm,
 )
-
-_CONVOLUTIONS: dict[int, Any] = {1: functional.conv1d, 3: functional.conv3d}
 
 
 def _many(value: Any, axes: int) -> tuple[int, ...]:
     items = tuple(value) if isinstance(value, (list, tuple, torch.Size)) else (value,)
     return items * axes if len(items) == 1 else items
-
-
-def linear(weight: Tensor, bias: Tensor | None) -> Affine:
-    """A fully connected layer over the last axis."""
-    return Affine(
-        "linear",
-        lambda w, x: functional.linear(x, w),
-        matrix_norm,
-        weight,
-        bias,
-        terms=weight.shape[1],
-        scaled=lambda w, factors: w * factors[:, None],
-    )
-
-
-def diagonal(factors: Tensor, bias: Tensor | None = None, axis: int = 1) -> Affine:
-    """A factor (and an offset) for every index of one axis, counted with the batch; batch norm in evaluation mode."""
-
-    def apply(w: Tensor, x: Tensor) -> Tensor:
-        return x * w.reshape(-1, *[1] * (x.ndim - 1 - axis))
-
-    def norm(w: Tensor) -> float:
-        return float(w.abs().max()) if w.numel() else 0.0
-
-    return Affine("diagonal", apply, norm, factors, bias, settings=(axis,), scaled=lambda w, f: w * f)
-
-
-def convolution(
-    weight: Tensor,
-    bias: Tensor | None,
-    image: tuple[int, ...],
-    *,
-    stride: tuple[int, ...],
-    padding: tuple[tuple[int, int], ...],
-    dilation: tuple[int, ...],
-    groups: int,
-    circular: bool = False,
-) -> Affine:
-    """A convolution over an image, with zero or circular padding given per side."""
-    geometry = Geometry(image, stride, padding, dilation, groups, circular)
-    axes = weight.ndim - 2
-    sides = [side for pair in reversed(padding) for side in pair]
-    symmetric = all(left == right for left, right in padding) and not circular
-    inside = tuple(left for left, _ in padding) if symmetric else (0,) * axes
-
-    def apply(w: Tensor, x: Tensor) -> Tensor:
-        if not symmetric:
-            x = functional.pad(x, sides, mode="circular" if circular else "constant")
-        if axes == 2:
-            return convolve(x, w, stride, inside, dilation, groups)
-        return _CONVOLUTIONS[axes](x, w, None, stride, inside, dilation, groups)
-
-    return Affine(
-        "convolution",
-        apply,
-        lambda w: convolution_norm(w, geometry),
-        weight,
-        None if bias is None else bias.reshape(-1, *[1] * axes),
-        terms=weight[0].numel(),
-        settings=(geometry,),
-        scaled=lambda w, factors: w * factors.reshape(-1, *[1] * (w.ndim - 1)),
-    )
 
 
 def _plain(kind: str, function: Any, norm: float, terms: int = 1, settings: tuple[Any, ...] = ()) -> Affine:

@@ -39,7 +39,20 @@ class Step:
 
 @dataclass(frozen=True, eq=False)
 class Pair:
-    """Both networks; `dtypes` are those they really run in."""
+    """Two networks of one architecture as one list of steps.
+
+    Attributes:
+        steps: The steps: value 0 is the input, step number i makes value i + 1.
+        input_shape: Shape of an input, without the batch.
+        dtypes: The types that the original and the pruned network really run in.
+
+    Example:
+        >>> model = prunus.models.make("fc:8-16-4", seed=0).eval()
+        >>> pair = prunus.certificates.read_pair(model, model, (8,))
+        >>> one, two = pair.outputs(torch.ones(3, 8, dtype=torch.float64))
+        >>> one.shape, torch.equal(one, two)
+        (torch.Size([3, 4]), True)
+    """
 
     steps: tuple[Step, ...]
     input_shape: tuple[int, ...]
@@ -78,10 +91,25 @@ def _cast(piece: Piece, dtype: torch.dtype) -> Piece:
 
 
 def read_pair(original: nn.Module, pruned: nn.Module, shape: tuple[int, ...], *, graph: Graph | None = None) -> Pair:
-    """Read both networks for inputs of `shape` (without the batch) and line them up.
+    """Read both networks and line them up.
 
-    `graph` is given where the second is our own copy of the first with other values in its parameters and buffers: then
-    one graph, from `read_graph`, serves both.
+    Args:
+        original: The original network, in evaluation mode.
+        pruned: The pruned network, of the same architecture.
+        shape: Shape of an input, without the batch.
+        graph: Given where the second is our own copy of the first with other values in its parameters and buffers: then
+            one graph, from `read_graph`, serves both.
+
+    Returns:
+        The pair.
+
+    Raises:
+        BadInput: The architectures differ, an operator has no rule, or the network does nothing.
+
+    Example:
+        >>> model = prunus.models.make("fc:8-16-4", seed=0).eval()
+        >>> [step.name for step in prunus.certificates.read_pair(model, model, (8,)).steps]
+        ['layers.0', 'activation', 'layers.1']
     """
     first, one_type = _read(original, shape, graph)
     second, two_type = _read(pruned, shape, graph)

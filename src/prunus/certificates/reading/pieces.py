@@ -20,11 +20,24 @@ Apply = Callable[[Any, Tensor], Tensor]
 class Affine:
     """`y = apply(weight, x) + bias`: linear in x, and in the weight where there is one.
 
-    norm(weight) bounds the 2-norm of the linear part from above; for operators without a weight (flatten, average
-    pooling) it is called with None, and their entries must not be negative. `terms` is the number of products summed
-    into one output. `settings` tells apart operators that the same weights would make different. `scaled` says how
-    the weight changes when every output channel (axis 1) is multiplied by a number: (weight, factors) -> weight.
-    `bias_size` bounds the terms that make up the bias where they are larger than the bias itself (a batch norm's mean).
+    Attributes:
+        kind: A name, equal in both networks.
+        apply: Function of (weight, x), without the bias.
+        norm: Function of the weight: an upper bound on the 2-norm of the linear part. Operators without a weight
+            (flatten, average pooling) get None, and their entries must not be negative.
+        weight: The weight, or None.
+        bias: The bias, or None.
+        terms: The number of products summed into one output.
+        settings: Tells apart operators that the same weights would make different.
+        scaled: How the weight changes when every output channel (axis 1) is multiplied by a number:
+            (weight, factors) -> weight.
+        bias_size: Bounds the terms that make up the bias where they are larger than the bias itself (a batch norm's
+            mean).
+
+    Example:
+        >>> double = prunus.certificates.Affine("double", lambda weight, x: 2 * x, lambda weight: 2.0)
+        >>> double.run(torch.ones(1, 3))
+        tensor([[2., 2., 2.]])
     """
 
     kind: str
@@ -51,7 +64,17 @@ class Affine:
 
 @dataclass(frozen=True, eq=False)
 class Join:
-    """A sum of values, or their concatenation along an axis (counted with the batch)."""
+    """A sum of values, or their concatenation.
+
+    Attributes:
+        kind: "sum" or "concatenation".
+        axis: The axis of a concatenation, counted with the batch.
+        bias: Not used; leave it None.
+
+    Example:
+        >>> prunus.certificates.Join("sum").run([torch.ones(1, 2), torch.ones(1, 2)])
+        tensor([[2., 2.]])
+    """
 
     kind: str  # "sum" or "concatenation"
     axis: int = 1
@@ -70,9 +93,24 @@ class Join:
 class Elementwise:
     """A scalar function applied to every entry.
 
-    `derivative` may be one-sided at a kink. `turns` are the points where the derivative changes sign, `bends` those
-    where it stops rising or falling: on an interval, the function takes its extremes at the ends or at turns, the
-    derivative at the ends or at bends. `kinks` are jumps of the derivative, with both one-sided values.
+    On an interval, the function takes its extremes at the ends or at `turns`, the derivative at the ends or at `bends`.
+
+    Attributes:
+        kind: A name, equal in both networks.
+        function: The function.
+        derivative: Its derivative; one-sided at a kink.
+        lipschitz: Its Lipschitz constant.
+        turns: The points where the derivative changes sign.
+        bends: The points where the derivative stops rising or falling.
+        kinks: Jumps of the derivative: (point, left value, right value).
+        settings: Tells apart functions of one kind.
+
+    Example:
+        >>> from prunus.certificates import Elementwise
+        >>> relu = Elementwise("relu", torch.relu, lambda x: (x > 0).to(x.dtype), 1.0, kinks=((0.0, 0.0, 1.0),))
+        >>> low, high = relu.values(torch.tensor([-1.0]), torch.tensor([2.0]))
+        >>> float(low), float(high)
+        (0.0, 2.0)
     """
 
     kind: str
@@ -134,9 +172,19 @@ def _outwards(bottom: Tensor, top: Tensor, exact: bool) -> tuple[Tensor, Tensor]
 class Lipschitz:
     """Any map with a Lipschitz constant in the 2-norm: max pooling, softmax, or one's own.
 
-    `bounds(low, high)` gives bounds on the output over a box of inputs where better ones are known than
-    centre +- constant * radius; `change(low, high)` bounds `f(x + d) - f(x)` for low <= d <= high in the same way.
-    Where every output is the largest of some inputs, `windows` (outputs, size) has their numbers, -1 for none.
+    Attributes:
+        kind: A name, equal in both networks.
+        function: The map.
+        constant: Its Lipschitz constant.
+        bounds: `bounds(low, high)` gives bounds on the output over a box of inputs, where better ones are known than
+            centre +- constant * radius.
+        change: `change(low, high)` bounds `f(x + d) - f(x)` for low <= d <= high in the same way.
+        settings: Tells apart maps of one kind.
+        windows: Where every output is the largest of some inputs: their numbers (outputs, size), -1 for none.
+
+    Example:
+        >>> prunus.certificates.Lipschitz("sine", torch.sin, 1.0).run(torch.zeros(1, 2))
+        tensor([[0., 0.]])
     """
 
     kind: str

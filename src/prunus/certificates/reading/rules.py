@@ -52,11 +52,35 @@ Emit = Callable[[Piece, Sequence[Value], tuple[int, ...]], Value]
 
 @dataclass(frozen=True, eq=False)
 class Call:
-    """One operator: values of the graph appear as `Value`, constants as float64 tensors, everything else as it is.
+    """One operator, as a rule sees it.
 
-    `shape` is the output's shape without the batch, `real` and `varies` as in `Value`. `module` is set where a module
-    with a rule of its own was called. `emit(piece, values, shape)` adds a step and gives its value, for rules that need
-    several.
+    Attributes:
+        name: The name of its node in the graph.
+        op: The operator, such as "aten.relu.default".
+        args: The arguments: values of the graph as `Value`, constants as float64 tensors, everything else as it is.
+        kwargs: The same by name.
+        shape: The output's shape without the batch.
+        real: The output's shape as the operators see it, for a batch of one.
+        varies: For each axis of `real`, whether it grows with the batch.
+        function: What runs the operator.
+        emit: `emit(piece, values, shape)` adds a step and gives its value, for rules that need several.
+        module: The module, where one with a rule of its own was called.
+        place: Where in the network the call stands.
+        outputs: Shape and varying axes of every output, where there are several.
+
+    Example:
+        >>> from prunus.certificates import Lipschitz, read_pair, register_rule, unregister_rule
+        >>> class Sine(torch.nn.Module):
+        ...     def forward(self, x):
+        ...         return x.sin()
+        >>> def rule(call):
+        ...     print(call.op, call.shape)
+        ...     return Lipschitz("sine", torch.sin, 1.0)
+        >>> rule = register_rule("aten.sin")(rule)
+        >>> pair = read_pair(Sine().eval(), Sine().eval(), (4,))
+        aten.sin.default (4,)
+        aten.sin.default (4,)
+        >>> unregister_rule("aten.sin")
     """
 
     name: str
