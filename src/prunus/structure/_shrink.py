@@ -37,7 +37,7 @@ class Row:
 
     Attributes:
         name: The layer that makes the units first.
-        kind: What the units are: "neurons", "channels", "heads".
+        kind: What they are: "neurons", "channels", "groups" (of channels), "heads" or "units" (of recurrent layers).
         before: How many units the group had.
         after: How many it keeps.
         damage: Its share of the whole damage, where the allocation measured it.

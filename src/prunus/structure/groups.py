@@ -34,7 +34,7 @@ class Group:
 
     Attributes:
         name: The layer that makes the units first.
-        kind: What they are: "neurons", "channels", "heads".
+        kind: What they are: "neurons", "channels", "groups" (of channels), "heads" or "units" (of recurrent layers).
         classes: The number of each unit among all units of the model.
         parts: Where the units lie in each tensor.
         makers: The weights whose output dimension the units run along.
