@@ -46,17 +46,56 @@ def centred(moments: Moments, shift: bool) -> tuple[Tensor, Tensor]:
     return own, cross
 
 
-def aim(weight: Tensor, own: Tensor, cross: Tensor, damping: float, towards: float) -> tuple[Tensor, Tensor]:
+def lack(weight: Weight, matrix: Tensor, moments: Moments, shift: bool) -> float:
+    """The mean square of what the outputs lack with the dense weights; about its mean as above."""
+    count = max(1, moments.count)
+    middle = (matrix @ (moments.dense - moments.pruned).unsqueeze(-1)).reshape(-1) / count
+    middle = middle if moments.gap is None else middle + moments.gap / count
+    return moments.lack[weight.name] / count - (float(middle.square().sum()) if shift else 0.0)
+
+
+def beside(moments: Moments, shift: bool) -> Tensor | None:
+    """The mean of g z^T, g being what the pruned network's residual connection lacks; about the means as above."""
+    if moments.beside is None or moments.gap is None:
+        return None
+    count = max(1, moments.count)
+    middle = (moments.gap / count).unsqueeze(-1) * (moments.pruned / count) if shift else 0.0
+    return moments.beside / count - middle
+
+
+def aim(
+    weight: Tensor, own: Tensor, cross: Tensor, damping: float, towards: float, extra: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """(W*, H): the unpruned weight that best gives the dense outputs on the pruned network's inputs, and its moments.
 
-    Minimises |W x' - V z|^2 + damping |V - W|^2 with x' = towards x + (1 - towards) z. With `towards` = 0 it is W.
+    Minimises |W x' + g' - V z|^2 + damping |V - W|^2 with x' = towards x + (1 - towards) z and g' = towards g, where
+    `extra` is the mean of g z^T. With `towards` = 0 it is W.
     """
     ridge = damped(own, damping)
     if not towards:
         return weight, ridge
     target = weight @ (towards * (cross - own) + ridge)
+    if extra is not None:
+        target = target + towards * extra
     factor = torch.linalg.cholesky(ridge)
     return torch.cholesky_solve(target.transpose(-1, -2), factor).transpose(-1, -2), ridge
+
+
+def trusted(weight: Tensor, best: Tensor, own: Tensor, ridge: Tensor, lack: float, count: int) -> float:
+    """The part of the step from `weight` to `best` that is more than chance, from 0 to 1 (James and Stein 1961).
+
+    Fitted to `count` places, the step accounts for a part of the mean square `lack` of the outputs. Noise alone would
+    account for as much of it as there are free columns to a place.
+    """
+    step = best - weight
+    explained = float((step @ own * step).sum())
+    if explained <= 0 or lack <= 0:
+        return 0.0 if lack > 0 else 1.0
+    spread = ridge.diagonal(dim1=-2, dim2=-1) - own.diagonal(dim1=-2, dim2=-1)
+    inverse = torch.cholesky_inverse(torch.linalg.cholesky(ridge)).diagonal(dim1=-2, dim2=-1)
+    free = float((1 - spread * inverse).sum(-1).mean())
+    noise = max(0.0, lack - explained) * free / max(count - free, 1.0)
+    return min(1.0, max(0.0, 1.0 - noise / explained))
 
 
 def problem_for(weight: Weight, start: Tensor, moments: Tensor, pattern: Pattern, sparsity: float) -> Problem:
@@ -107,7 +146,7 @@ def rebuild(
     bias = bias_of(weight)
     shift = bias is not None or norm is not None
     own, cross = centred(moments, shift)
-    start, ridge = aim(matrix, own, cross, settings.damping, settings.towards)
+    start, ridge = _start(weight, matrix, moments, own, cross, shift, norm is None, settings)
     problem = problem_for(weight, start, ridge, pattern, sparsity)
     if given is None:
         mask, values = find(problem, settings.refine)
@@ -126,6 +165,20 @@ def rebuild(
     weight.parameter.copy_(weight.unrows(values.reshape(lines.shape)))
     _shift(weight, matrix, values, moments, own, bias, norm)
     return result
+
+
+def _start(
+    weight: Weight, matrix: Tensor, moments: Moments, own: Tensor, cross: Tensor, shift: bool, last: bool,
+    settings: ReconstructOptions,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """(W*, H) as `aim` finds them, W* as near to the dense weight as chance wants it."""
+    if not settings.towards:
+        return aim(matrix, own, cross, settings.damping, 0.0)
+    best, ridge = aim(matrix, own, cross, settings.damping, 1.0, beside(moments, shift) if last else None)
+    part = settings.towards
+    if weight.name in moments.lack:
+        part *= trusted(matrix, best, own, ridge, lack(weight, matrix, moments, shift), moments.count)
+    return matrix + part * (best - matrix), ridge
 
 
 def bias_of(weight: Weight) -> Tensor | None:
@@ -149,6 +202,8 @@ def _shift(
     count = max(1, moments.count)
     x, z = moments.dense.unsqueeze(-1) / count, moments.pruned.unsqueeze(-1) / count
     moved = (values @ z - matrix @ x).reshape(-1)
+    if moments.gap is not None and norm is None:
+        moved = moved - moments.gap / count
     if norm is None:
         if bias is not None:
             bias -= moved.to(bias.dtype)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from prunus.adapters import Batch, call
 from prunus.errors import BadInput
 from prunus.layers import Weight
-from prunus.recovery._record import Recorder, Stop, Use, norms_of, storage
+from prunus.recovery._record import Recorder, Stop, Use, added_to, norms_of, real, storage
 from prunus.recovery._units import Walk
 
 
@@ -23,6 +23,9 @@ class Moments:
 
     own: z z^T, cross: x z^T (groups, columns, columns); dense, pruned: sums of x and z (groups, columns); count.
     outputs, squares: sums over the dense outputs and their squares, by weight (rows), where a batch norm follows.
+    beside, gap: with g what a residual connection adds in the dense network less what it adds in the pruned one, sums
+    of g z^T (1, rows, columns) and g (rows); None where the outputs are not added to anything.
+    lack: sum of (W x + g - W z)^2 by weight, what the outputs lack with the dense weights.
     """
 
     own: Tensor
@@ -32,6 +35,9 @@ class Moments:
     count: int = 0
     outputs: dict[str, Tensor] = field(default_factory=dict)
     squares: dict[str, Tensor] = field(default_factory=dict)
+    beside: Tensor | None = None
+    gap: Tensor | None = None
+    lack: dict[str, float] = field(default_factory=dict)
 
     @classmethod
     def empty(cls, groups: int, columns: int, device: torch.device) -> Moments:
@@ -47,6 +53,21 @@ class Moments:
         self.dense[part] += x.sum(1)
         self.pruned[part] += z.sum(1)
         self.count += z.shape[1] if part.start in (None, 0) else 0
+
+    def add_lack(self, weight: Weight, change: Tensor, gap: Tensor | None) -> None:
+        """x - z (places, groups, columns), and g where there is a sum."""
+        lines = change.transpose(0, 1)
+        matrix = weight.rows(weight.parameter.detach()).reshape(len(lines), -1, lines.shape[2])
+        missing = lines @ matrix.transpose(1, 2).to(lines.dtype)
+        missing = missing if gap is None else missing + gap.unsqueeze(0)
+        self.lack[weight.name] = self.lack.get(weight.name, 0.0) + float(missing.double().square().sum())
+
+    def add_beside(self, gap: Tensor, pruned: Tensor) -> None:
+        """What is missing in the sum (places, rows), with the lines (places, 1, columns) it goes with."""
+        g = _precise(gap)
+        product, total = (g.T @ _precise(pruned)[:, 0]).double().unsqueeze(0), g.sum(0).double()
+        self.beside = product if self.beside is None else self.beside + product
+        self.gap = total if self.gap is None else self.gap + total
 
     def add_output(self, use: Use) -> None:
         """What the dense layer gives."""
@@ -65,13 +86,15 @@ class Stage:
     """Weights whose inputs can be measured together: those with the same inputs, or one that is used in another way.
 
     uses: how many products a forward pass makes with them; chunks: in how many parts the rows meet different inputs;
-    norms: the batch norms that directly follow, by the name of the weight.
+    norms: the batch norms that directly follow, by the name of the weight; summed: the output of its one product is
+    added to something, as at the end of a residual branch.
     """
 
     names: tuple[str, ...]
     uses: int
     chunks: int = 1
     norms: Mapping[str, str] = field(default_factory=dict)
+    summed: bool = False
 
 
 def trace(model: nn.Module, weights: Mapping[str, Weight], batch: Batch, keep: Tensor | None = None) -> list[Stage]:
@@ -85,7 +108,12 @@ def trace(model: nn.Module, weights: Mapping[str, Weight], batch: Batch, keep: T
         if storage(mean) in norms:
             followed[inputs.data_ptr()] = paths[id(norms[storage(mean)])]
 
-    with torch.no_grad(), Recorder(weights.values(), uses.append, normed, keep):
+    sums: set[str] = set()
+
+    def summed(first: Tensor, second: Tensor) -> None:
+        sums.update(use.weight.name for use in uses[-4:] if added_to(use, first, second) is not None)
+
+    with torch.no_grad(), Recorder(weights.values(), uses.append, normed, keep, summed):
         call(model, batch)
     by_name: dict[str, list[Use]] = {}
     for use in uses:
@@ -108,6 +136,7 @@ def trace(model: nn.Module, weights: Mapping[str, Weight], batch: Batch, keep: T
                 for use in by_name[n]
                 if use.output.data_ptr() in followed
             },
+            len(names) == 1 and len(by_name[names[0]]) == 1 and names[0] in sums,
         )
         for key, names in groups.items()
     ]
@@ -129,8 +158,8 @@ def measure(
     """The moments of a stage's inputs over all batches; `originals` are the dense network's weights."""
     found: Moments | None = None
     for index, keep in enumerate(keeps):
-        there = _seen(dense, [originals[name] for name in stage.names], stage.uses, index, keep)
-        here = _seen(pruned, [weights[name] for name in stage.names], stage.uses, index, keep)
+        there, full = _seen(dense, [originals[name] for name in stage.names], stage, index, keep)
+        here, part = _seen(pruned, [weights[name] for name in stage.names], stage, index, keep)
         if [use.weight.name for use in there] != [use.weight.name for use in here]:
             raise BadInput(f"The model does not run {stage.names[0]!r} in the same way twice; exclude it.")
         alone = len(stage.names) == 1
@@ -147,6 +176,13 @@ def measure(
                 for chunk in range(new.rows[0] // each, new.rows[1] // each):
                     found.add(x, z, slice(chunk, chunk + 1))
         assert found is not None
+        gap = real(full - part, keep) if full is not None and part is not None else None
+        if gap is not None:
+            found.add_beside(gap, z)
+        # The patches of a convolution overlap, and an image gives thousands: there chance plays no part.
+        once = stage.chunks == 1 and stage.uses == len(stage.names) and here[0].output.dim() == 2
+        for name in stage.names if once else ():
+            found.add_lack(originals[name], _precise(x - z), gap)
         for use in there:
             if use.weight.name in stage.norms:
                 found.add_output(use)
@@ -154,16 +190,25 @@ def measure(
     return found
 
 
-def _seen(walk: Walk, weights: Sequence[Weight], count: int, index: int, keep: Tensor | None) -> list[Use]:
-    """The uses of `weights` while the present unit runs on one batch."""
+def _seen(
+    walk: Walk, weights: Sequence[Weight], stage: Stage, index: int, keep: Tensor | None
+) -> tuple[list[Use], Tensor | None]:
+    """The uses of `weights` while the present unit runs on one batch, and what is added to the output of the last."""
     uses: list[Use] = []
+    beside: list[Tensor] = []
 
     def see(use: Use) -> None:
         uses.append(use)
-        if len(uses) == count:
+        if len(uses) == stage.uses and not stage.summed:
+            raise Stop
+
+    def summed(first: Tensor, second: Tensor) -> None:
+        other = added_to(uses[-1], first, second) if uses else None
+        if other is not None:
+            beside.append(other)
             raise Stop
 
     args, kwargs = walk.inputs(index)
-    with Recorder(weights, see, keep=keep), contextlib.suppress(Stop):
+    with Recorder(weights, see, None, keep, summed if stage.summed else None), contextlib.suppress(Stop):
         walk.module(*args, **kwargs)
-    return uses
+    return uses, beside[0] if beside else None

@@ -15,8 +15,9 @@ class ReconstructOptions:
 
     Attributes:
         damping: added to the diagonal of the second moments, as a part of its mean; more is safer with few samples.
-        towards: 1 aims at the dense network's outputs, so that layers undo the errors of those before them; 0 aims at
-            what the dense weights would give on the pruned network's inputs (as SparseGPT does).
+        towards: 1 aims at the dense network's outputs, so that layers undo the errors of those before them, as far as
+            the samples show more than chance; 0 aims at what the dense weights would give on the pruned network's
+            inputs (as SparseGPT does).
         refine: rounds of the search for better masks after the first; 0 leaves it out.
         descent: passes over the samples with gradient steps on the output of each block, zeros held; 0 leaves it out.
         rate: learning rate of these steps, as a part of the typical size of a weight.

@@ -23,6 +23,7 @@ from prunus.layers import CONV1D, Weight
 
 _aten = torch.ops.aten
 _PRODUCTS = {_aten.addmm.default: (1, 2), _aten.mm.default: (0, 1)}  # where the inputs and the weight stand
+_SUM = _aten.add.Tensor
 _NORMS = (_aten.native_batch_norm.default, _aten._native_batch_norm_legit_no_training.default)
 
 
@@ -36,7 +37,7 @@ class Use:
     """One product of inputs with a weight, or with some of its rows.
 
     `columns()` makes the inputs (places, groups, columns); two uses with the same `key` have the same columns. `rows`
-    are the first and last row used, `output` the result, with the rows on dimension 1.
+    are the first and last row used, `output` the result, with the rows on dimension 1, `version` the state it was in.
     """
 
     weight: Weight
@@ -44,6 +45,7 @@ class Use:
     rows: tuple[int, int]
     columns: Callable[[], Tensor]
     output: Tensor
+    version: int = 0
 
 
 class Stop(Exception):
@@ -68,6 +70,7 @@ def plain_layers(model: nn.Module) -> Iterator[None]:
 class Recorder(TorchDispatchMode):
     """Calls `see` with every `Use` of the given weights, and `normed` with the input and the mean of every batch norm.
 
+    `summed` is called with both tensors of every sum of two tensors of one shape, as residual connections make them.
     `keep`, a boolean (samples, positions), leaves out padded positions of sequences.
     """
 
@@ -77,12 +80,13 @@ class Recorder(TorchDispatchMode):
         see: Callable[[Use], None],
         normed: Callable[[Tensor, Tensor], None] | None = None,
         keep: Tensor | None = None,
+        summed: Callable[[Tensor, Tensor], None] | None = None,
     ) -> None:
         super().__init__()
         self.weights: dict[int, list[Weight]] = {}
         for weight in weights:
             self.weights.setdefault(storage(weight.parameter), []).append(weight)
-        self.see, self.normed, self.keep = see, normed, keep
+        self.see, self.normed, self.keep, self.summed = see, normed, keep, summed
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
@@ -97,6 +101,9 @@ class Recorder(TorchDispatchMode):
             weight = self._weight(args[1])
             if weight is not None:
                 self.see(_convolution(weight, output, *args))
+        elif func is _SUM and self.summed is not None and not kwargs and isinstance(args[1], Tensor):
+            if args[0].shape == args[1].shape:
+                self.summed(args[0], args[1])
         elif func in _NORMS and self.normed is not None and isinstance(args[3], Tensor):
             self.normed(args[0], args[3])
         return output
@@ -114,7 +121,20 @@ def _product(weight: Weight, inputs: Tensor, matrix: Tensor, output: Tensor, kee
     offset = matrix.storage_offset() - weight.parameter.storage_offset()
     first = offset if weight.kind == CONV1D else offset // max(1, matrix.shape[0])
     key = (inputs.data_ptr(), tuple(inputs.shape), inputs.stride())
-    return Use(weight, key, (int(first), int(first + matrix.shape[1])), lambda: _lines(inputs, keep), output)
+    rows = (int(first), int(first + matrix.shape[1]))
+    return Use(weight, key, rows, lambda: _lines(inputs, keep), output, output._version)
+
+
+def added_to(use: Use, first: Tensor, second: Tensor) -> Tensor | None:
+    """What a sum adds to the output of `use` (places, rows), if it is a sum of that output as the weight left it."""
+    made = use.output
+    if made.dim() != 2 or not made.is_contiguous():
+        return None
+    for own, other in ((first, second), (second, first)):
+        here = own.data_ptr() == made.data_ptr() and own.is_contiguous() and own._version == use.version
+        if here and own.numel() == made.numel() and own.shape[-1] == made.shape[1]:
+            return other.reshape(made.shape)
+    return None
 
 
 def _convolution(
@@ -133,10 +153,12 @@ def _convolution(
 
 def _lines(inputs: Tensor, keep: Tensor | None) -> Tensor:
     """Inputs of a linear layer as (places, 1, columns), without padded positions."""
-    flat = inputs.reshape(-1, inputs.shape[-1])
-    if keep is not None and len(flat) == keep.numel():
-        flat = flat[keep.reshape(-1)]
-    return flat.unsqueeze(1)
+    return real(inputs.reshape(-1, inputs.shape[-1]), keep).unsqueeze(1)
+
+
+def real(lines: Tensor, keep: Tensor | None) -> Tensor:
+    """Lines (places, columns) without those of padded positions."""
+    return lines[keep.reshape(-1)] if keep is not None and len(lines) == keep.numel() else lines
 
 
 def _patches(
