@@ -33,7 +33,7 @@ from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from tests.support.evidence import FOLDER, record
+from tools.evidence import FOLDER, record
 
 import prunus
 from prunus.recovery import ReconstructOptions

@@ -155,11 +155,11 @@ def test_steps_on_whole_blocks_bring_the_outputs_nearer() -> None:
     dense, inputs = network("residual")
     plain, moved = copy.deepcopy(dense), copy.deepcopy(dense)
     options = ReconstructOptions(batch_size=32)
-    prunus.reconstruct(plain, 0.8, inputs, pattern="unstructured", options=options)
+    prunus.reconstruct(plain, 0.8, inputs, pattern="unstructured", exclude=("head",), options=options)
     steps = ReconstructOptions(batch_size=32, descent=14)
-    masks = prunus.reconstruct(moved, 0.8, inputs, pattern="unstructured", options=steps)
+    masks = prunus.reconstruct(moved, 0.8, inputs, pattern="unstructured", exclude=("head",), options=steps)
     assert all((parameter[~masks[name]] == 0).all() for name, parameter in masks.parameters_of(moved).items())
-    assert distance(moved, dense, inputs) < 0.98 * distance(plain, dense, inputs)
+    assert distance(moved, dense, inputs) < 0.9 * distance(plain, dense, inputs)
 
 
 def test_units_are_blocks_that_run_once() -> None:
