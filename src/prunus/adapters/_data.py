@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -300,8 +300,8 @@ def _parts(count: int, size: int, shuffle: bool, seed: int) -> Sequence[Tensor]:
     if not count:
         return ()
     if not shuffle:
-        return torch.arange(count).split(size)
-    return torch.randperm(count, generator=torch.Generator().manual_seed(seed)).split(size)
+        return cast("Sequence[Tensor]", torch.arange(count).split(size))
+    return cast("Sequence[Tensor]", torch.randperm(count, generator=torch.Generator().manual_seed(seed)).split(size))
 
 
 def _named_columns(data: Mapping[Any, Any]) -> dict[str, Tensor]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -154,7 +155,7 @@ def _direction(gradient: Tensor, region: Region) -> Tensor:
     if region.half is not None:
         return gradient.sign() * region.half
     length = torch.linalg.vector_norm(gradient.flatten(1), dim=1).reshape(-1, *[1] * (gradient.ndim - 1))
-    return gradient / length.clamp_min(1e-300) * region.radius
+    return cast("Tensor", gradient / length.clamp_min(1e-300) * region.radius)
 
 
 def _evaluated(pair: Pair, region: Region, inputs: Tensor, owners: Tensor, norm: int | str) -> Attained:

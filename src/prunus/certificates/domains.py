@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -40,7 +40,7 @@ class Region:
         """Largest `rows . (x - c)` over the region; rows (points, rows, *shape) gives (points, rows)."""
         flat = rows.flatten(2)
         if self.half is None:
-            return self.radius * torch.linalg.vector_norm(flat, dim=2)
+            return cast("Tensor", self.radius * torch.linalg.vector_norm(flat, dim=2))
         if self.half.ndim == self.centres.ndim:
             return torch.einsum("prn,pn->pr", flat.abs(), self.half.flatten(1))
         return flat.abs() @ self.half.flatten()
@@ -51,7 +51,7 @@ class Region:
         if self.half is not None:
             return centres + torch.maximum(torch.minimum(move, self.half), -self.half)
         length = torch.linalg.vector_norm(move.flatten(1), dim=1).reshape(-1, *[1] * (move.ndim - 1))
-        return centres + move * (self.radius / length.clamp_min(1e-300)).clamp_max(1.0)
+        return cast("Tensor", centres + move * (self.radius / length.clamp_min(1e-300)).clamp_max(1.0))
 
 
 @dataclass(frozen=True, eq=False)

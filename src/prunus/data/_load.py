@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, cast
 from weakref import WeakValueDictionary
 
 from torch.utils.data import Dataset
@@ -175,7 +175,7 @@ def _from_path(path: str, split: str, folder: str | os.PathLike[str] | None) -> 
         raise BadInput(
             f"{path} gives an object of type {type(found).__name__}: a data set has a length and (input, label) items."
         )
-    return found
+    return cast("Dataset[Any]", found)
 
 
 def _accepted(function: Callable[..., Any], offered: dict[str, Any]) -> dict[str, Any]:

@@ -259,7 +259,7 @@ class _Builder:
             if source.op == "placeholder":
                 continue
             if source.op == "output":
-                outputs = list(torch.fx.node.map_aggregate(source.args[0], lambda n: made.get(n, n)))  # type: ignore
+                outputs = list(torch.fx.node.map_aggregate(source.args[0], lambda n: made.get(n, n)))
             else:
                 made[source] = self._call(source, made, self.program.graph_module)
         mutations: dict[str, Node] = {}
@@ -347,16 +347,16 @@ class _Builder:
         op = name if isinstance(source.target, torch._ops.OpOverload) else _python_name(source.target)
         arguments = torch.fx.node.map_aggregate(source.args, lambda n: made.get(n, n) if _is_fx(n) else n)
         keywords = torch.fx.node.map_aggregate(source.kwargs, lambda n: made.get(n, n) if _is_fx(n) else n)
-        if op == "getitem" and isinstance(arguments[0], (tuple, list)):  # type: ignore[index]
-            return arguments[0][arguments[1]]  # type: ignore[index]
+        if op == "getitem" and isinstance(arguments[0], (tuple, list)):
+            return arguments[0][arguments[1]]
         value = source.meta.get("val")
         module, kind = _origin(source)
         node = Node(
             source.name,
             "call",
             op,
-            tuple(_plain(item) for item in arguments),  # type: ignore[union-attr]
-            {key: _plain(item) for key, item in keywords.items()},  # type: ignore[union-attr]
+            tuple(_plain(item) for item in arguments),
+            {key: _plain(item) for key, item in keywords.items()},
             self._specs(value),
             module=module,
             module_class=kind,

@@ -61,7 +61,8 @@ class CifarResNet(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = functional.relu(self.bn1(self.conv1(x)))
         x = self.layer3(self.layer2(self.layer1(x)))
-        return self.linear(x.mean((2, 3)))
+        x = self.linear(x.mean((2, 3)))
+        return x
 
 
 def _stage(inputs: int, outputs: int, blocks: int, stride: int, affine: bool) -> nn.Sequential:

@@ -47,7 +47,8 @@ class Conv6(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.classifier(self.features(x).flatten(1))
+        x = self.classifier(self.features(x).flatten(1))
+        return x
 
 
 class VGG(nn.Module):
@@ -74,7 +75,8 @@ class VGG(nn.Module):
         self.fc = nn.Linear(channels, classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.fc(self.features(x).mean((2, 3)))
+        x = self.fc(self.features(x).mean((2, 3)))
+        return x
 
 
 def vgg11(width: float = 1.0, channels: int = 3, classes: int = 10, affine: bool = True, norm: bool = True) -> VGG:

@@ -32,7 +32,8 @@ class FullyConnected(nn.Module):
         x = x.flatten(1)
         for layer in self.layers[:-1]:
             x = self.activation(layer(x))
-        return self.layers[-1](x)
+        x = self.layers[-1](x)
+        return x
 
 
 def parse_sizes(text: str) -> list[int]:

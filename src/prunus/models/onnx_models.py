@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -186,8 +186,8 @@ def _reshape(given: list[Any], attributes: Attributes) -> Tensor:
     sizes = [x.shape[place] if size == 0 else size for place, size in enumerate(sizes)]
     rest = list(sizes[1:])
     if -1 in rest:
-        return x.reshape(x.shape[0], *rest)
-    return x.reshape(-1, *rest) if len(rest) else x.reshape(-1)
+        return cast("Tensor", x.reshape(x.shape[0], *rest))
+    return cast("Tensor", x.reshape(-1, *rest) if len(rest) else x.reshape(-1))
 
 
 def _squeezed(given: list[Any], attributes: Attributes) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -56,7 +57,7 @@ class LSTMClassifier(nn.Module):
             state = torch.cat([state, states[:, 0, self.hidden :]], 1)
         out = self.fc(self.dropout(state))
         if self.binary:
-            return out.squeeze(1)
+            return cast("Tensor", out.squeeze(1))
         return out if self.fc.out_features > 1 else torch.cat([torch.zeros_like(out), out], 1)
 
 

@@ -105,7 +105,8 @@ class ResNet(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = self.maxpool(functional.relu(self.bn1(self.conv1(x))))
         x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
-        return self.fc(x.mean((2, 3)))
+        x = self.fc(x.mean((2, 3)))
+        return x
 
 
 _R18, _R34, _R101 = (2, 2, 2, 2), (3, 4, 6, 3), (3, 4, 23, 3)

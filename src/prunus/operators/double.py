@@ -8,7 +8,7 @@ sum the same products in another order, so they agree up to the rounding that ce
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -109,7 +109,7 @@ class _ByInput(torch.autograd.Function):
         return _run(x, weight, steps)
 
     @staticmethod
-    @once_differentiable  # type: ignore[misc]
+    @once_differentiable
     def backward(ctx: Any, rows: Tensor) -> tuple[Tensor, None, None]:
         (weight,) = ctx.saved_tensors
         return transposed(rows, weight, ctx.image, ctx.steps), None, None
@@ -121,7 +121,9 @@ def transposed(rows: Tensor, weight: Tensor, image: Two, steps: Steps) -> Tensor
     reach = [gap * (taps - 1) for gap, taps in zip(steps.dilation, kernel)]
     if any(pad > far for pad, far in zip(steps.padding, reach)):
         shape = (rows.shape[0], weight.shape[1] * steps.groups, *image)
-        return conv2d_input(shape, weight, rows, steps.stride, steps.padding, steps.dilation, steps.groups)
+        return cast(
+            "Tensor", conv2d_input(shape, weight, rows, steps.stride, steps.padding, steps.dilation, steps.groups)
+        )
     sizes = [n + 2 * pad - far for n, pad, far in zip(image, steps.padding, reach)]
     if steps.stride != (1, 1) or tuple(rows.shape[2:]) != tuple(sizes):
         wide = rows.new_zeros(*rows.shape[:2], *sizes)

@@ -17,7 +17,7 @@ from prunus.training.settings import FitConfig
 from prunus.training.tickets import find_ticket
 
 
-def standardised(train: Dataset, test: Dataset) -> tuple[TensorDataset, TensorDataset]:
+def standardised(train: Dataset[Any], test: Dataset[Any]) -> tuple[TensorDataset, TensorDataset]:
     """Both sets with the mean of the training inputs taken off and divided by their spread: two numbers in all.
 
     The ledger's runs on digits agree with inputs of this scale; with pixels in [0, 1] everything learns more slowly.
@@ -33,14 +33,14 @@ def digits() -> tuple[TensorDataset, TensorDataset]:
     return standardised(load("digits"), load("digits", split="test"))
 
 
-def first(data: Dataset, count: int) -> Subset:
+def first(data: Dataset[Any], count: int) -> Subset[Any]:
     """The first `count` samples."""
     return Subset(data, range(count))
 
 
 def score_of(
     model: nn.Module,
-    pair: tuple[Dataset, Dataset],
+    pair: tuple[Dataset[Any], Dataset[Any]],
     method: str,
     length: str,
     config: FitConfig,

@@ -67,4 +67,4 @@ class MaskedOptimizer(DPOptimizer):
         super().add_noise()
         if self.last_masks is not None:
             for parameter, mask in zip(self.params, self.last_masks):
-                parameter.grad *= mask  # type: ignore[operator]
+                parameter.grad *= mask

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import itertools
 from collections.abc import Callable, Iterator
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -87,7 +88,7 @@ class _Tied(nn.Module):
         self.second.weight = self.first.weight
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.second(torch.relu(self.first(x)))
+        return cast("Tensor", self.second(torch.relu(self.first(x))))
 
 
 def _networks() -> dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]]:

@@ -105,7 +105,7 @@ def _uses(model: nn.Module, weights: dict[str, Weight], example: Any) -> dict[st
 def _positions(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> int:
     result = adapters.main_output(output)
     if isinstance(module, (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)):
-        return inputs[0].shape[2:].numel()
+        return int(inputs[0].shape[2:].numel())
     if hasattr(module, "kernel_size"):
         return result.shape[2:].numel()
     return result.shape[:-1].numel()

@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -82,7 +82,7 @@ class Recorder(TorchDispatchMode):
         keep: Tensor | None = None,
         summed: Callable[[Tensor, Tensor], None] | None = None,
     ) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]  # torch gives it no types
         self.weights: dict[int, list[Weight]] = {}
         for weight in weights:
             self.weights.setdefault(storage(weight.parameter), []).append(weight)
@@ -182,8 +182,11 @@ def _windows(
         view = view.unfold(2 + axis, gap * (size - 1) + 1, step)[..., ::gap]
     view = view.unflatten(1, (groups, -1))  # (samples, groups, channels, *places, *taps)
     places = range(3, 3 + dims)
-    return view.permute(0, *places, 1, *range(3 + dims, 3 + 2 * dims), 2).reshape(
-        -1, groups, math.prod(kernel) * view.shape[2]
+    return cast(
+        "Tensor",
+        view.permute(0, *places, 1, *range(3 + dims, 3 + 2 * dims), 2).reshape(
+            -1, groups, math.prod(kernel) * view.shape[2]
+        ),
     )
 
 
@@ -207,7 +210,7 @@ def _spread_patches(
         sides = [left, out + gap * (tap - 1) - side - left, *sides]
     lines = _windows(F.pad(spread, sides), kernel, groups, (1,) * len(kernel), dilation)
     taps = lines.unflatten(-1, (math.prod(kernel), -1))
-    return taps.flip(-2).flatten(-2)
+    return cast("Tensor", taps.flip(-2).flatten(-2))
 
 
 def norms_of(model: nn.Module) -> dict[int, nn.Module]:

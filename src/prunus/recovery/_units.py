@@ -304,14 +304,14 @@ def _poison(form: Tensor) -> Tensor:
 def _forward(module: nn.Module, function: Callable[..., Any]) -> Iterator[None]:
     """Inside, `module` computes `function`."""
     own = module.__dict__.get("forward")
-    module.forward = function  # type: ignore[method-assign]
+    module.forward = function
     try:
         yield
     finally:
         if own is None:
             del module.forward
         else:
-            module.forward = own  # type: ignore[method-assign]
+            module.forward = own
 
 
 def leaves(value: Any) -> Iterable[Tensor]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -235,7 +235,7 @@ def _run_encoder(
     mask = _mask(attention_mask)
     if mask is False or any(other is not None for other in others) or kwargs.get("output_attentions"):
         return None
-    return native.encode(x, mask, False, torch.get_num_threads())
+    return cast("Tensor | None", native.encode(x, mask, False, torch.get_num_threads()))
 
 
 def _run_decoder(
@@ -266,4 +266,4 @@ def _run_decoder(
     out = native.attend(x, query, key.contiguous(), value.contiguous(), mask, causal, threads)
     if out is None:  # the cache has taken the keys: torch can no longer start over
         raise RuntimeError("The cache returned keys and values that the native block cannot read.")
-    return out
+    return cast("Tensor", out)

@@ -202,11 +202,11 @@ def _packed(
         if isinstance(layer, dense):
             return sparse.from_dense(layer, dtype)  # type: ignore[attr-defined, no-any-return]
     if not isinstance(layer, nn.Conv2d):
-        weight: Tensor = layer.weight.detach().float()  # type: ignore[union-attr, operator]
+        weight: Tensor = layer.weight.detach().float()  # type: ignore[operator]
         order = linear.get("permutation")
         weight = weight.t().contiguous() if is_conv1d(layer) else weight
         packed = pack(weight if order is None else weight[:, order], None, dtype)
-        return BalancedLinear(packed, _float(layer.bias), **linear)  # type: ignore[arg-type]
+        return BalancedLinear(packed, _float(layer.bias), **linear)
     pad, geometry = found.convolutions.get(name, ((0, 0, 0, 0), None))
     geometry = Geometry.of(layer) if geometry is None else geometry
     both = (layer.weight.detach().float(), _float(layer.bias))
@@ -229,5 +229,5 @@ def usual_shape(layer: nn.Module) -> tuple[int, ...]:
         return (8, layer.input_size)
     if isinstance(layer, nn.MultiheadAttention):
         return (8, 16, layer.embed_dim)
-    width = layer.weight.shape[0] if is_conv1d(layer) else layer.weight.shape[1]  # type: ignore[union-attr, index]
-    return (8, int(width))  # type: ignore[arg-type]
+    width = layer.weight.shape[0] if is_conv1d(layer) else layer.weight.shape[1]  # type: ignore[index]
+    return (8, int(width))

@@ -158,7 +158,7 @@ class _Follower:
         return value if type(module) in (nn.Identity, nn.Dropout) or (image and type(module) in _PASS) else None
 
     def _layer(self, name: str, layer: nn.Module, value: _Value | None) -> _Value:
-        weight: Tensor = layer.weight.detach()  # type: ignore[union-attr,operator,assignment]
+        weight: Tensor = layer.weight.detach()  # type: ignore[operator]
         image = isinstance(layer, nn.Conv2d)
         if value is not None:
             root, inputs = value.space.root(), weight.shape[1]

@@ -229,7 +229,7 @@ def _kind_of(module: nn.Module | None) -> str:
     if isinstance(module, nn.Linear):
         return f"linear {module.out_features} x {module.in_features}"
     if module is not None and is_conv1d(module):
-        inputs, outputs = module.weight.shape  # type: ignore[union-attr, misc]
+        inputs, outputs = module.weight.shape  # type: ignore[misc]
         return f"linear {outputs} x {inputs}"
     if type(module) is nn.Conv2d:
         return _conv_words(_geometry_of(module))

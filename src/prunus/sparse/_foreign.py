@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +26,7 @@ class Cast(nn.Module):
     def weight(self) -> Tensor:
         """The inner layer's weight, in the model's dtype."""
         inner: Any = self.inner.weight
-        return type(inner)(inner.shape, self.dtype, inner.device, inner.make)
+        return cast("Tensor", type(inner)(inner.shape, self.dtype, inner.device, inner.make))
 
     @property
     def bias(self) -> Tensor | None:
@@ -135,7 +135,7 @@ class SparseAttention(nn.Module):
         return out if self.batch_first else out.transpose(0, 1), weights
 
     def _heads(self, x: Tensor) -> Tensor:
-        return x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+        return cast("Tensor", x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2))
 
     def _mask(
         self, query: Tensor, key: Tensor, padding: Tensor | None, mask: Tensor | None, causal: bool
@@ -145,8 +145,11 @@ class SparseAttention(nn.Module):
             shape = (query.shape[1], key.shape[1])
             mask = torch.ones(shape, dtype=torch.bool, device=query.device).triu(1)
         total = None
-        for part, view in ((mask, lambda m: m if m.dim() == 2 else m.unflatten(0, (query.shape[0], -1))),
-                           (padding, lambda m: m[:, None, None, :])):  # fmt: skip
+        parts: tuple[tuple[Tensor | None, Callable[[Tensor], Tensor]], ...] = (
+            (mask, lambda m: m if m.dim() == 2 else m.unflatten(0, (query.shape[0], -1))),
+            (padding, lambda m: m[:, None, None, :]),
+        )
+        for part, view in parts:
             if part is None:
                 continue
             added = (

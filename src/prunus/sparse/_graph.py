@@ -76,7 +76,7 @@ class FusedGraph(fx.GraphModule):
     def recompile(self) -> Any:
         code = super().recompile()
         kind = type(self)  # fx makes a class for every graph
-        kind.forward = _quick_or(kind.forward)  # type: ignore[method-assign]
+        kind.forward = _quick_or(kind.forward)
         kind._quick = None
         return code
 

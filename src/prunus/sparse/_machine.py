@@ -45,7 +45,7 @@ def limits() -> Limits:
     for size in (16 << 10, 256 << 10, 4 << 20, 64 << 20):
         data = torch.zeros(size // 4)
         calls = max(1, (2 << 20) // size)
-        read = min(_time(lambda d=data: module.read(d.data_ptr(), d.numel()), calls) for _ in range(5))  # type: ignore[misc]
+        read = min(_time(lambda d=data: module.read(d.data_ptr(), d.numel()), calls) for _ in range(5))
         rates.append((2 * size, size / read))
     return Limits(rounds * 12 * 2 * module.width() / once, tuple(rates))
 

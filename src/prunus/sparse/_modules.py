@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -133,7 +133,7 @@ class PackedModule(nn.Module):
                 "Packed layers run float32 and cannot be converted; compress(..., dtype=torch.bfloat16) stores their "
                 "weights in half the space."
             )
-        super()._apply(fn, recurse)
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # torch gives it no types
         self._view = None
         return self
 
@@ -230,7 +230,7 @@ class BalancedLinear(PackedModule):
         if not torch.compiler.is_compiling() and transformed():
             return _ops.dense_linear(self.packed, x, self.bias, self.relu)
         shape = (self.rows, self.cols, self.bank, self.relu, self.integer)
-        return torch.ops.prunus.sparse_linear(x, self.bias, self.tensors(), *shape)
+        return cast("Tensor", torch.ops.prunus.sparse_linear(x, self.bias, self.tensors(), *shape))
 
     def extra_repr(self) -> str:
         return (
@@ -318,8 +318,11 @@ class SparseConv2d(PackedModule):
         if not torch.compiler.is_compiling() and transformed():
             return _ops.dense_conv2d(self.packed, self.geometry, x, self.bias, other, relu)
         numbers = self.geometry.numbers()
-        return torch.ops.prunus.sparse_conv2d(
-            x, self.bias, other, self.tensors(), self.rows, self.cols, self.bank, relu, numbers
+        return cast(
+            "Tensor",
+            torch.ops.prunus.sparse_conv2d(
+                x, self.bias, other, self.tensors(), self.rows, self.cols, self.bank, relu, numbers
+            ),
         )
 
     def extra_repr(self) -> str:

@@ -8,7 +8,7 @@ import logging
 import os
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -111,7 +111,7 @@ def _with_note(body: bytes, masks: Masks) -> bytes:
     notes = {key: value for key, value in masks.notes.items() if isinstance(value, (str, int, float, bool))}
     entry = proto.metadata_props.add()
     entry.key, entry.value = "prunus.masks", json.dumps({"layers": layers, "notes": notes})
-    return proto.SerializeToString()
+    return cast("bytes", proto.SerializeToString())
 
 
 def _compare(model: nn.Module, body: bytes, example: Tensor | tuple[Any, ...]) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -37,7 +37,7 @@ def run_linear(
     if layer is not None and choice in (AUTOMATIC, INTEGER):
         out = layer.linear_on(x, bias, relu, threads, choice)  # mostly; what follows costs a few microseconds more
         if out is not None:
-            return out
+            return cast("Tensor", out)
     if bias is not None:
         check_bias(packed, bias)
     check_input(packed, x)
@@ -182,7 +182,7 @@ def run_conv2d(
     if layer is not None:
         out = layer.conv_on(x, bias, other, relu, threads, geometry.inputs, sizes)  # as in run_linear
         if out is not None:
-            return out
+            return cast("Tensor", out)
     if bias is not None:
         check_bias(packed, bias)
     height, width = check_image(geometry, x)
@@ -292,7 +292,7 @@ def sparse_conv2d_grad(
     g = _geometry(packed, geometry)
     weight = g.weight(packed.dense(), bank)
     size = (grad.shape[0], g.inputs, height, width)
-    return conv2d_input(size, weight, grad, g.stride, g.padding, g.dilation)
+    return cast("Tensor", conv2d_input(size, weight, grad, g.stride, g.padding, g.dilation))
 
 
 @sparse_conv2d_grad.register_fake

@@ -143,7 +143,7 @@ def build(spec: dict[str, Any], tensors: dict[str, Tensor]) -> nn.Module:
 
 
 _PROJECTIONS = ("query", "key", "value", "out_proj")
-_CELLS: dict[str, Any] = {"lstm cell": SparseLSTMCell, "gru cell": SparseGRUCell}
+_CELLS: dict[str, type[nn.Module]] = {"lstm cell": SparseLSTMCell, "gru cell": SparseGRUCell}
 _SEQUENCES: dict[str, Any] = {"lstm": (SparseLSTM, SparseLSTMCell), "gru": (SparseGRU, SparseGRUCell)}
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -162,7 +162,7 @@ class SparseGRUCell(nn.Module):
         r_state, z_state, new_state = self.state(state).chunk(3, 1)
         new = (new + (r + r_state).sigmoid() * new_state).tanh()
         z = (z + z_state).sigmoid()
-        return new + z * (state - new)
+        return cast("Tensor", new + z * (state - new))
 
 
 class SparseGRU(nn.Module):

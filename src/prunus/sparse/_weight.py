@@ -20,7 +20,7 @@ class PackedWeight(Tensor):
 
     @staticmethod
     def __new__(cls, shape: Any, dtype: torch.dtype, device: torch.device, make: Callable[[], Tensor]) -> PackedWeight:
-        empty: Any = torch.Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=device)  # type: ignore[attr-defined]
+        empty: Any = torch.Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=device)
         empty.make = make
         return empty  # type: ignore[no-any-return]
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 import torch
@@ -93,8 +94,8 @@ class _State:
         blocks = self.inverse[columns[:, :, None], columns[:, None, :]]
         weights = self.matrix[:, columns].permute(1, 2, 0)  # (units, columns, outputs)
         if columns.shape[1] == 1:
-            return weights.square().sum((1, 2)) / blocks[:, 0, 0].clamp_min(1e-300)
-        return (torch.linalg.solve(blocks, weights) * weights).sum((1, 2))
+            return cast("Tensor", weights.square().sum((1, 2)) / blocks[:, 0, 0].clamp_min(1e-300))
+        return cast("Tensor", (torch.linalg.solve(blocks, weights) * weights).sum((1, 2)))
 
     def remove(self, units: list[int]) -> None:
         columns = self.columns[units].reshape(-1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 import torch
@@ -83,7 +84,7 @@ def per_unit(values: Tensor, part: Part, *, mean: bool = True) -> Array:
     others = [dim for dim in range(values.ndim) if dim != part.dim]
     line = (values.mean(others) if mean else values.sum(others)) if others else values
     picked = line.numpy()[part.index]
-    return picked.mean(1) if mean else picked.sum(1)
+    return cast("Array", picked.mean(1) if mean else picked.sum(1))
 
 
 SCORES: dict[str, Callable[[Seen], list[Array]]] = {"magnitude": magnitude, "random": random, "taylor": taylor}

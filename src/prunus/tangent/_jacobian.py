@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -33,7 +33,7 @@ class Jacobian:
 
     def _one(self, raw: dict[str, Tensor], x: Tensor) -> Tensor:
         result = torch.func.functional_call(self.network.model, self._acting(raw), (x[None],))
-        return result.flatten()[self.outputs]
+        return cast("Tensor", result.flatten()[self.outputs])
 
     def __call__(self, x: Tensor) -> Tensor:
         """(n, outputs, parameters)."""

@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -39,7 +39,7 @@ class Network:
     multiplier: Mapping[str, float] = field(default_factory=dict)
 
     def __call__(self, x: Tensor) -> Tensor:
-        return torch.func.functional_call(self.model, dict(self.values), (x,))
+        return cast("Tensor", torch.func.functional_call(self.model, dict(self.values), (x,)))
 
 
 @dataclass(eq=False)
@@ -144,7 +144,7 @@ def _convolution_terms(call: _Call, backs: Tensor, mask: Tensor | None, weight: 
     if isinstance(padding, str) or module.padding_mode != "zeros":
         mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
         image, padding = F.pad(image, module._reversed_padding_repeated_twice, mode=mode), (0, 0)
-    patches = F.unfold(image, module.kernel_size, module.dilation, padding, module.stride)  # type: ignore[arg-type]
+    patches = F.unfold(image, module.kernel_size, module.dilation, padding, module.stride)
     patches = patches.transpose(1, 2)  # (n, pixels, channels x taps)
     flat = None if mask is None else mask.flatten(1)
     if module.groups == 1:

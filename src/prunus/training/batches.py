@@ -7,7 +7,7 @@ import math
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -98,7 +98,7 @@ class Batches:
     def _take(self, part: Tensor) -> tuple[Inputs, Tensor]:
         return self.read(part) if self.read is not None else collate(self.data, part.tolist())
 
-    def _workers(self, parts: Sequence[Tensor]) -> DataLoader:
+    def _workers(self, parts: Sequence[Tensor]) -> DataLoader[Any]:
         samples = Samples(self.data)
         order = [part.tolist() for part in parts]
         return DataLoader(samples.data, batch_sampler=order, num_workers=self.workers, collate_fn=samples.collate)
@@ -209,7 +209,7 @@ def _numbered(values: Sequence[Any]) -> dict[str, Any]:
 
 def augmentation(choice: Any, data: Any) -> Callable[[Tensor, torch.Generator], Tensor] | None:
     if callable(choice):
-        return choice
+        return cast("Callable[[Tensor, torch.Generator], Tensor]", choice)
     border = data.black if isinstance(data, Labelled) else 0.0
     if choice == "crop-flip":
         return lambda inputs, source: augment(inputs, source, fill=border)

@@ -230,7 +230,7 @@ def clear_state(optimizer: torch.optim.Optimizer, masks: Masks, model: nn.Module
 
 def prune_gradually(
     model: nn.Module,
-    data: Dataset,
+    data: Dataset[Any],
     sparsity: float,
     pattern: str | Pattern = "unstructured",
     schedule: str | Ramp = "cubic",
@@ -238,7 +238,7 @@ def prune_gradually(
     *,
     config: FitConfig | None = None,
     options: GradualOptions | None = None,
-    test: Dataset | None = None,
+    test: Dataset[Any] | None = None,
 ) -> Masks:
     """Train `model` in place while its masks grow to `sparsity`.
 

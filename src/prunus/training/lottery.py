@@ -98,12 +98,12 @@ class Level:
 
 def imp(
     model: nn.Module,
-    data: Dataset,
+    data: Dataset[Any],
     rounds: int = 9,
     fraction: float | str = 0.2,
     rewind: str | Duration = "0ep",
     length: str | Duration = "10ep",
-    test: Dataset | None = None,
+    test: Dataset[Any] | None = None,
     *,
     config: FitConfig | None = None,
     options: ImpOptions | None = None,
@@ -174,9 +174,9 @@ class _Job:
     """What all levels of one call share."""
 
     model: nn.Module
-    data: Dataset
+    data: Dataset[Any]
     length: str | Duration
-    test: Dataset | None
+    test: Dataset[Any] | None
     config: FitConfig
     options: ImpOptions
     fraction: float | str

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -79,7 +79,7 @@ def _pooled(output: Tensor, batch: Batch) -> Tensor:
     if mask is None:
         return output.mean(1)
     weight = mask.to(output.dtype).unsqueeze(-1)
-    return (output * weight).sum(1) / weight.sum(1).clamp_min(1e-9)
+    return cast("Tensor", (output * weight).sum(1) / weight.sum(1).clamp_min(1e-9))
 
 
 def spearman(model: nn.Module, data: Any, batch_size: int = 32) -> float:

@@ -199,7 +199,7 @@ class Popup(Callback):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.events = state["events"]
         for kind, tensors in (("score", self.scores), ("weight", self.frozen), ("pool", self.pools)):
-            for name, tensor in tensors.items():  # type: ignore[attr-defined]
+            for name, tensor in tensors.items():
                 tensor.copy_(state[f"{kind}/{name}"])
 
     # ----------------------------------------------------------------------------------------------------------- masks

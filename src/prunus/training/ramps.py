@@ -65,7 +65,7 @@ class Ramp:
             return 1.0
         held = begin + (step - begin) // every * every
         done = max(0.0, (held - begin) / max(1, end - begin))
-        return 1.0 - (1.0 - done) ** EXPONENTS[self.shape]
+        return float(1.0 - (1.0 - done) ** EXPONENTS[self.shape])
 
     def at(self, final: float, step: int, total: int, per_epoch: int) -> float:
         """The sparsity at `step`."""

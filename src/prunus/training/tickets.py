@@ -128,13 +128,13 @@ class Ticket:
 
 def find_ticket(
     model: nn.Module,
-    data: Dataset,
+    data: Dataset[Any],
     method: str = "iterand",
     sparsity: float | Mapping[str, float] = 0.5,
     period: int = 300,
     rate: float = 0.1,
     length: str | Duration = "100ep",
-    test: Dataset | None = None,
+    test: Dataset[Any] | None = None,
     *,
     config: FitConfig | None = None,
     options: TicketOptions | None = None,

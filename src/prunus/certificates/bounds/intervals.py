@@ -9,6 +9,7 @@ both are not. The 2-norm recursion joins in: an entry moves by at most the norm 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -218,13 +219,13 @@ def row_lengths(piece: Affine, weight: Tensor | None) -> Tensor | None:
     if weight is None or piece.kind not in ("linear", "convolution"):
         return None
     if piece.kind == "linear":
-        return torch.linalg.vector_norm(weight, dim=1) * (1 + 1e-12)
+        return cast("Tensor", torch.linalg.vector_norm(weight, dim=1) * (1 + 1e-12))
     geometry = piece.settings[0]
     reach = [(size - 1) * step + 1 for size, step in zip(weight.shape[2:], geometry.dilation)]
     if geometry.circular and any(span > size for span, size in zip(reach, geometry.image)):
         return None  # taps that wrap onto one pixel add up
     rows = torch.linalg.vector_norm(weight.flatten(1), dim=1) * (1 + 1e-12)
-    return rows.reshape(-1, *[1] * (weight.ndim - 2))
+    return cast("Tensor", rows.reshape(-1, *[1] * (weight.ndim - 2)))
 
 
 def _meet_sizes(step: Step, found: Ranges, before: list[Size], after: Size) -> Ranges:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -85,7 +86,7 @@ class Size:
 
 def lengths(values: Tensor) -> Tensor:
     """2-norms of a batch of values (points, *shape)."""
-    return torch.linalg.vector_norm(values.flatten(1), dim=1)
+    return cast("Tensor", torch.linalg.vector_norm(values.flatten(1), dim=1))
 
 
 def propagate(pair: Pair, region: Region, norms: Norms | None = None) -> list[Size]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 from torch import Tensor
 
@@ -74,10 +76,10 @@ def _after(
         fresh = gamma(piece.terms, dtype)
         # Drifted inputs are rounded too, through |W|: rows and columns bound its norm by those of W (Schur's test).
         through = 1.0 if piece.weight is None else (piece.terms * piece.weight.numel()) ** 0.25
-        return gain * incoming[0] * (1 + through * fresh) + fresh * lengths(spread) + tiny
+        return cast("Tensor", gain * incoming[0] * (1 + through * fresh) + fresh * lengths(spread) + tiny)
     if isinstance(piece, Join):
         if piece.kind == "concatenation":
-            return torch.linalg.vector_norm(torch.stack(incoming), dim=0)
+            return cast("Tensor", torch.linalg.vector_norm(torch.stack(incoming), dim=0))
         total = torch.stack(incoming).sum(0)
         sums = torch.stack(before).sum(0)
         return total * (1 + len(before) * unit) + gamma(len(before), dtype) * lengths(sums) + overflow(sums, dtype)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -69,7 +70,7 @@ class Boxes:
             return points
         move = points - self.balls
         length = torch.linalg.vector_norm(move.flatten(1), dim=1).reshape(-1, *[1] * (move.ndim - 1))
-        return self.balls + move * (self.reach / length.clamp_min(1e-300)).clamp_max(1.0)
+        return cast("Tensor", self.balls + move * (self.reach / length.clamp_min(1e-300)).clamp_max(1.0))
 
     def contain(self, points: Tensor) -> Tensor:
         """True where a point lies in its box and ball."""

@@ -8,7 +8,7 @@ which is neither the energy of the removed weights nor of the right order; the p
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -112,7 +112,7 @@ def signed_variance_sum(n: int, r: int, step: int = 1) -> float:
 def rank_variances(n: int, ranks: np.ndarray) -> np.ndarray:
     """B-8c for many ranks at once, weights of variance 1."""
     density = laws.NORMAL.density(laws.NORMAL.quantile(ranks / n))
-    return ranks * (n - ranks) / (float(n) ** 3 * np.square(density))
+    return cast("np.ndarray", ranks * (n - ranks) / (float(n) ** 3 * np.square(density)))
 
 
 def _level_variance(n: int, rank: int) -> float:
@@ -121,7 +121,7 @@ def _level_variance(n: int, rank: int) -> float:
 
 def _signed_variances(n: int, ranks: np.ndarray) -> np.ndarray:
     density = laws.normal_density(special.ndtri(ranks / n))
-    return ranks * (n - ranks) / (float(n) ** 3 * np.square(density))
+    return cast("np.ndarray", ranks * (n - ranks) / (float(n) ** 3 * np.square(density)))
 
 
 def _rank_arguments(n: int, rank: int, sigma_weight: float) -> tuple[int, int, float]:

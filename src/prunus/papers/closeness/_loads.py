@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
+from typing import cast
 
 import numpy as np
 from scipy import optimize, special
@@ -100,7 +101,7 @@ def max_load_failure(bins: int, count: int, factor: float = 3.0) -> float:
 def max_load_failure_printed(bins: int, count: int, factor: float = 3.0) -> float:
     """n^(-1/3), Lemma 6 as printed (for factor 3 and at least n log n balls)."""
     bins, _, _ = _balls(bins, count, factor)
-    return bins ** (-1.0 / 3.0)
+    return float(bins ** (-1.0 / 3.0))
 
 
 @claim("P-11b")
@@ -115,14 +116,14 @@ def max_load_chernoff(bins: int, count: int, factor: float = 3.0) -> float:
 @elementwise
 def max_load_power(bins: int) -> float:
     """Provable failure n^(-(3 log 3 - 3)) of Lemma 6, for at least n log n balls (P-11c)."""
-    return whole("bins", bins, 2) ** -(3.0 * math.log(3.0) - 3.0)
+    return float(whole("bins", bins, 2) ** -(3.0 * math.log(3.0) - 3.0))
 
 
 @printed("P-11c")
 @elementwise
 def max_load_power_printed(bins: int) -> float:
     """n^(-1/3), the failure that Lemma 6 states."""
-    return whole("bins", bins, 2) ** (-1.0 / 3.0)
+    return float(whole("bins", bins, 2) ** (-1.0 / 3.0))
 
 
 @claim("P-11d")
@@ -283,7 +284,7 @@ def _loads_below(bins: int, count: int, limit: int) -> float:
     def law(log_mean: float) -> np.ndarray:
         weights = loads * log_mean - special.gammaln(loads + 1.0)
         weights = np.exp(weights - weights.max())
-        return weights / weights.sum()
+        return cast("np.ndarray", weights / weights.sum())
 
     low = math.log(target)
     high = low + 1.0

@@ -118,7 +118,7 @@ def rademacher_row_ratio(n: int) -> float:
 @elementwise
 def latala_limit(kurtosis: float) -> float:
     """Norm over Lemma 4's three terms for a large square matrix with independent, equal entries (P-9d)."""
-    return 2.0 / (2.0 + real("kurtosis", kurtosis, 1.0) ** 0.25)
+    return float(2.0 / (2.0 + real("kurtosis", kurtosis, 1.0) ** 0.25))
 
 
 @claim("P-9e")

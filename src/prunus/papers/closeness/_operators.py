@@ -83,4 +83,4 @@ def gram_bound(singular_values: ArrayLike, iterations: int) -> float:
     largest = float(values.max())
     if largest == 0.0:
         return 0.0
-    return largest * float(((values / largest) ** power).sum()) ** (1.0 / power)
+    return float(largest * float(((values / largest) ** power).sum()) ** (1.0 / power))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +17,7 @@ Array = NDArray[np.float64]
 
 def norms(batch: Array) -> Array:
     """Spectral norms of a batch of matrices."""
-    return np.linalg.norm(batch, 2, axis=(1, 2))
+    return cast("Array", np.linalg.norm(batch, 2, axis=(1, 2)))
 
 
 def spectral(weights: list[Array]) -> list[float]:
@@ -49,7 +50,7 @@ def outputs(weights: list[Array], biases: list[Array], x: Array) -> Array:
 def unit_rows(rng: np.random.Generator, count: int, size: int) -> Array:
     """Random points on the unit sphere."""
     x = rng.standard_normal((count, size))
-    return x / np.linalg.norm(x, axis=1, keepdims=True)
+    return cast("Array", x / np.linalg.norm(x, axis=1, keepdims=True))
 
 
 def circular_norm(kernels: Array, image: int) -> float:
@@ -77,7 +78,7 @@ def normal_order_moment(n: int, r: int, power: float) -> float:
 
     def integrand(y: float) -> float:
         x = math.exp(y)
-        return math.exp((power + 1) * y) * law.cdf(x) ** (r - 1) * law.sf(x) ** (n - r) * law.pdf(x)
+        return float(math.exp((power + 1) * y) * law.cdf(x) ** (r - 1) * law.sf(x) ** (n - r) * law.pdf(x))
 
     total = integrate.quad(integrand, -70, 0, limit=400)[0] + integrate.quad(integrand, 0, 3.5, limit=400)[0]
-    return n * math.comb(n - 1, r - 1) * total
+    return float(n * math.comb(n - 1, r - 1) * total)

@@ -82,7 +82,7 @@ def difference_mean_latala(rows: int, columns: int, exponent: float, spread: flo
     exponent = _exponent(exponent)
     r = floor_near(float(rows * columns) ** (1.0 - exponent))
     scale = positive("latala", latala) * positive("spread", spread)
-    return scale * REPAIRED * (r + 1) / (rows * columns + 1)
+    return float(scale * REPAIRED * (r + 1) / (rows * columns + 1))
 
 
 @printed("P-15d")
@@ -90,7 +90,7 @@ def difference_mean_latala(rows: int, columns: int, exponent: float, spread: flo
 def difference_mean_latala_printed(rows: int, columns: int, exponent: float, spread: float, latala: float) -> float:
     """c_2 d^(-2 exponent) of the proof of Theorem 1, with Lemma 4 applied to dependent entries."""
     d = min(whole("rows", rows, 1), whole("columns", columns, 1))
-    return _difference_constant(spread, latala) * d ** (-2.0 * _exponent(exponent))
+    return float(_difference_constant(spread, latala) * d ** (-2.0 * _exponent(exponent)))
 
 
 @claim("P-15e")
@@ -116,7 +116,7 @@ def difference_norm_heuristic(rows: int, columns: int, r: int, spread: float = 1
     """Estimate (not a bound) of the pruned part's norm; good when r is ten times the larger dimension (P-15g)."""
     limit = uniform_norm_limit(rows, columns, spread)
     n = rows * columns
-    return limit * (whole("r", r, 0, n - 1) / n) ** 1.5
+    return float(limit * (whole("r", r, 0, n - 1) / n) ** 1.5)
 
 
 @claim("P-16c")
@@ -238,7 +238,7 @@ def _failures(
 
 
 def _difference_constant(spread: float, latala: float) -> float:
-    return positive("latala", latala) * positive("spread", spread) * PRINTED
+    return float(positive("latala", latala) * positive("spread", spread) * PRINTED)
 
 
 def _exponent(exponent: float) -> float:

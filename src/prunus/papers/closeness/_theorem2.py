@@ -86,7 +86,7 @@ def theorem2_probability(
     load = d ** (-1.0 / 3.0) if load_failure is None else probability("load_failure", load_failure)
     differences = (layers - 2) * _moment_constant(second, fourth, latala, 3.0) * d ** (-exponent / 4.0)
     earlier = _weighted(failures) - float(failures[-1])
-    return (1.0 - load) ** (2 * (layers - 2)) * (1.0 - float(failures[-1])) * (1.0 - differences - earlier)
+    return float((1.0 - load) ** (2 * (layers - 2)) * (1.0 - float(failures[-1])) * (1.0 - differences - earlier))
 
 
 @claim("P-17d")
@@ -221,7 +221,7 @@ def theorem2_best_claim(
 def _moment_constant(second: float, fourth: float, latala: float, load: float) -> float:
     """C (2 sqrt(load K_1) + K_2^(1/4)): Lemma 4 for a matrix whose lines hold `load` times their mean."""
     second, fourth = fourth_moment(second, fourth)
-    return positive("latala", latala) * (2.0 * math.sqrt(load * second) + fourth**0.25)
+    return float(positive("latala", latala) * (2.0 * math.sqrt(load * second) + fourth**0.25))
 
 
 def _failures(norm_failures: ArrayLike, layers: int | None = None) -> np.ndarray:

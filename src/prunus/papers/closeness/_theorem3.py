@@ -60,7 +60,7 @@ def last_layer_failure(
     x = _last_ratio(image, d, outputs)
     second, fourth = fourth_moment(second, fourth)
     mean = math.sqrt(second) * (1.0 + math.sqrt(x)) + (fourth * x) ** 0.25
-    return positive("latala", latala) * mean / positive("norm_bound", norm_bound)
+    return float(positive("latala", latala) * mean / positive("norm_bound", norm_bound))
 
 
 @claim("P-21c")
@@ -186,7 +186,7 @@ def last_layer_norm_printed(
     """p^(-image_exponent), the norm that Theorem 3 claims for the last layer."""
     _last_ratio(image, d, outputs)
     positive("second", second)
-    return image ** -probability("image_exponent", image_exponent, open_low=True, open_high=True)
+    return float(image ** -probability("image_exponent", image_exponent, open_low=True, open_high=True))
 
 
 @claim("P-21f")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,7 +47,7 @@ def squared_order_moment(n: int, r: int, power: float = 1.0, half_width: float =
     power = real("power", power, -r / 2, open_low=True)
     half_width = positive("half_width", half_width)
     twice = 2.0 * power
-    return half_width**twice * math.exp(log_gamma_ratio(r, twice) - log_gamma_ratio(n + 1.0, twice))
+    return float(half_width**twice * math.exp(log_gamma_ratio(r, twice) - log_gamma_ratio(n + 1.0, twice)))
 
 
 @claim("P-6a")
@@ -122,11 +123,11 @@ def magnitude_order_moment(n: int, r: int, power: float = 1.0, sigma: float = 1.
     integrand = density * _quantile(t, law) ** power
     total = float(integrand.sum())
     if left > TAIL:
-        return sigma**power * total / float(density.sum())
+        return float(sigma**power * total / float(density.sum()))
     # Left of TAIL the integrand is exponential with rate r + power: what is left is its value there over the rate.
     edge = np.array([TAIL])
     rest = math.exp(_log_beta(edge, n, r)[0]) * _quantile(edge, law)[0] ** power / (r + power)
-    return sigma**power * (total + float(rest)) / float(density.sum())
+    return float(sigma**power * (total + float(rest)) / float(density.sum()))
 
 
 @claim("P-22b")
@@ -200,7 +201,10 @@ def _quantile(t: Array, law: str) -> Array:
     """Quantile of the unit-variance magnitude at u = 1/(1+exp(-t)), from whichever of u, 1-u is small."""
     if law == "laplace":
         return np.logaddexp(0.0, t) / math.sqrt(2.0)  # -log(1-u)
-    return math.sqrt(2.0) * np.where(t < 0.0, special.erfinv(special.expit(t)), special.erfcinv(special.expit(-t)))
+    return cast(
+        "Array",
+        math.sqrt(2.0) * np.where(t < 0.0, special.erfinv(special.expit(t)), special.erfcinv(special.expit(-t))),
+    )
 
 
 def _log_beta(t: Array, n: int, r: int) -> Array:
@@ -281,7 +285,7 @@ def _shifted_order_moment(n: int, r: int, power: float, means: Array) -> Array:
     log_density = y - (size - m) ** 2 / 2.0 + np.log1p(np.exp(-2.0 * m * size))
     exponent = (r - 1.0) * left + (n - r) * right + log_density
     density = np.exp(exponent - exponent.max(axis=1, keepdims=True)) * weights
-    return (density * size**power).sum(axis=1) / density.sum(axis=1)
+    return cast("Array", (density * size**power).sum(axis=1) / density.sum(axis=1))
 
 
 def _folded_logs(m: Array, size: Array) -> tuple[Array, Array]:

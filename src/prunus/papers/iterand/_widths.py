@@ -64,7 +64,7 @@ def product_error_printed(error: float) -> float:
 @claim("I-9a")
 def resampled_width(error: float, delta: float, resamples: int) -> int:
     """I-9a (Lemma A.4, repaired): 2 ceil(ln(2/delta) / -ln(1 - s^2)), s = 1 - (1 - error/4)^resamples."""
-    return vector_width(1, error, delta, resamples)["width"]
+    return int(vector_width(1, error, delta, resamples)["width"])
 
 
 @printed("I-9a")
@@ -231,7 +231,7 @@ def smallest_layer_width(layers: int, inputs: int, outputs: int, error: float, d
         _, failure = _law(window, resamples, middle, outputs)
         fits = failure < 1 and -math.expm1(2 * inputs * math.log1p(-failure)) <= delta / layers
         low, high = (low, middle) if fits else (middle, high)
-    return 2 * inputs * high
+    return int(2 * inputs * high)
 
 
 @claim("I-12e")

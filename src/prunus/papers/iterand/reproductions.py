@@ -46,7 +46,7 @@ FASHION = {
 
 
 def by_width(
-    pair: tuple[Dataset, Dataset],
+    pair: tuple[Dataset[Any], Dataset[Any]],
     sizes: str,
     table: dict[tuple[str, str], dict[float, float]],
     length: str,
@@ -163,7 +163,7 @@ def period_rate(
 class Shorter(Dataset[tuple[Tensor, int]]):
     """Texts cut to their first `words` tokens."""
 
-    def __init__(self, data: Dataset, count: int, words: int, seed: int = 0) -> None:
+    def __init__(self, data: Dataset[Any], count: int, words: int, seed: int = 0) -> None:
         order = torch.randperm(size_of(data), generator=torch.Generator().manual_seed(seed))[:count]
         self.items = [data[int(index)] for index in order]
         self.words = words

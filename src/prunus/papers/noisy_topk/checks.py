@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from functools import cache
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,12 +33,12 @@ def index_law(d: int, m: int, theta: float, center: int = 0) -> Array:
     """Probabilities of all index sets, straight from exp(-theta Hamming distance)."""
     sets = subsets(d, m)
     weights = np.exp(-theta * np.abs(sets - sets[center]).sum(axis=1))
-    return weights / weights.sum()
+    return cast("Array", weights / weights.sum())
 
 
 def overlap(d: int, m: int) -> Array:
     """Overlap of every index set with the first."""
-    return subsets(d, m)[:, :m].sum(axis=1)
+    return cast("Array", subsets(d, m)[:, :m].sum(axis=1))
 
 
 @check("N-1", "N-4", "N-4a", "N-4b", "N-4c", "N-12a", "N-13", method="enumeration")
@@ -217,7 +218,7 @@ def linear_programs() -> str:
                 row[a], row[b] = 1.0, -ratio
             zeros = np.zeros(len(rows))
             found = optimize.linprog(-levels * sizes, rows, zeros, sizes[None, :], [1.0], method="highs")
-            return -float(found.fun) / levels.max()
+            return float(-float(found.fun) / levels.max())
 
         pairs = list(itertools.permutations(range(len(levels)), 2))
         metric = [(a, b, math.exp(2.0 * abs(levels[a] - levels[b]))) for a, b in pairs]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import numpy as np
 from numpy.typing import ArrayLike
 
@@ -71,7 +73,7 @@ def _pool(root_x: Array, root_y: Array, gap: Array, side: int) -> tuple[Array, A
 
 
 def _patch_mean(values: Array, side: int) -> Array:
-    return _patches(values[None], side).mean(axis=0)
+    return cast("Array", _patches(values[None], side).mean(axis=0))
 
 
 def _patches(image: Array, side: int) -> Array:

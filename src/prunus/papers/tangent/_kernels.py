@@ -143,7 +143,7 @@ def pruned_covariance(angle: ArrayLike, density: float, layer: int) -> Any:
 @claim("K-7b")
 def preactivation_scale(density: float, layer: int) -> float:
     """K-7b: pruned pre-activations are distributed as density ** ((layer - 1) / 2) times the dense ones."""
-    return kept("density", density) ** ((domain.whole("layer", layer, 1) - 1) / 2)
+    return float(kept("density", density) ** ((domain.whole("layer", layer, 1) - 1) / 2))
 
 
 @printed("K-7b")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -88,4 +89,4 @@ def _projected_rows(activations: Array, weight: Array, mask: Array) -> Array:
     gram = spans @ spans.transpose(0, 2, 1)
     values = np.einsum("ikj,ij->ik", spans, weight)  # the pre-activations of the layer above
     coefficients = np.einsum("ikl,il->ik", np.linalg.pinv(gram, rcond=_RANK_CUT, hermitian=True), values)
-    return np.einsum("ik,ikj->ij", coefficients, spans)
+    return cast("Array", np.einsum("ik,ikj->ij", coefficients, spans))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -368,7 +369,7 @@ def _normal(u: float) -> float:
 
 def _ramp_of(a: Array, b: Array, c: Array) -> Array:
     limit = np.sqrt(a * b)
-    return tangent.relu_moments(a, b, np.clip(c, -limit, limit))["ramp"]
+    return cast("Array", tangent.relu_moments(a, b, np.clip(c, -limit, limit))["ramp"])
 
 
 def _covariances(random: np.random.Generator, eta: float, count: int) -> Array:

@@ -33,7 +33,12 @@ LEDGER: dict[tuple[int, float], tuple[float, float | None, float | None]] = {
 
 
 def trained_under(
-    model: nn.Module, masks: Masks, pair: tuple[Dataset, Dataset], length: str, config: FitConfig, rescale: bool = False
+    model: nn.Module,
+    masks: Masks,
+    pair: tuple[Dataset[Any], Dataset[Any]],
+    length: str,
+    config: FitConfig,
+    rescale: bool = False,
 ) -> float:
     """Test accuracy in percent of a copy trained with `masks` held, with the factor 1/sqrt(density) where asked."""
     copied = copy.deepcopy(model)
@@ -46,7 +51,7 @@ def trained_under(
 
 
 def at_initialisation(
-    model: nn.Module, sparsity: float, pair: tuple[Dataset, Dataset], length: str, config: FitConfig
+    model: nn.Module, sparsity: float, pair: tuple[Dataset[Any], Dataset[Any]], length: str, config: FitConfig
 ) -> dict[str, float]:
     """Random, random rescaled, SNIP and GraSP masks of one sparsity, each trained from the same weights."""
     uniform = find_masks(model, sparsity, score="random", seed=config.seed)
