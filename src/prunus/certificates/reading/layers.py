@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
 
 from torch import Tensor
 from torch.nn import functional
@@ -10,7 +10,7 @@ from torch.nn import functional
 from prunus.certificates.reading.pieces import Affine
 from prunus.operators import Geometry, convolution_norm, convolve, matrix_norm
 
-_CONVOLUTIONS: dict[int, Any] = {1: functional.conv1d, 3: functional.conv3d}
+_CONVOLUTIONS: dict[int, Callable[..., Tensor]] = {1: functional.conv1d, 3: functional.conv3d}
 
 
 def linear(weight: Tensor, bias: Tensor | None) -> Affine:
