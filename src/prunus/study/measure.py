@@ -7,31 +7,37 @@ measurements go on.
 
 from __future__ import annotations
 
-import contextlib
 import copy
-import functools
 import math
-import platform
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from prunus import __version__
 from prunus.contract import Duration, Masks
 from prunus.errors import BadInput, PrunusError
 from prunus.pruning import find_masks, scores, summarise
 from prunus.study import methods, pictures
 from prunus.study.grid import Cell
+from prunus.study.networks import (
+    build,
+    chance,
+    first_inputs,
+    load,
+    measure_quality,
+    quick,
+    restored,
+    settle,
+    stored_bytes,
+    versions,
+)
 from prunus.study.theory import predicted_energy
 from prunus.study.timing import in_turn
 
 SMALL = 200_000
 """Up to so many weights the linear relaxation and the ball around all test points are computed too."""
-_BATCH = 64
-"""Examples of a batch when networks are evaluated: activations of a batch should fit into the cache."""
 
 
 def train_base(cell: Cell, weights_hash: str = "") -> tuple[bytes, dict[str, Any]]:
@@ -60,17 +66,17 @@ def train_base(cell: Cell, weights_hash: str = "") -> tuple[bytes, dict[str, Any
         history = fit(model, load(cell, "train"), length=settings.length, config=config)
         record["history"] = [{"epoch": row.epoch, "loss": row.loss, "accuracy": row.accuracy} for row in history]
     model.eval()
-    with _quick(model):
-        loss, accuracy = _evaluate(model, test)
+    with quick(model):
+        loss, accuracy = measure_quality(model, test)
     record |= {
         "loss": loss,
         "accuracy": accuracy,
-        "chance": _chance(test),
+        "chance": chance(test),
         "parameters": sum(p.numel() for p in model.parameters()),
     }
     _attempt(record, "weights", lambda: {"weights": pictures.weights(model)})
     if settings.kernel:
-        _attempt(record, "kernel", lambda: {"kernel": _kernel_of(model, None, _points(test, settings.kernel))})
+        _attempt(record, "kernel", lambda: {"kernel": _kernel_of(model, None, first_inputs(test, settings.kernel))})
     body = pack_tensors(model.state_dict(), "weights")
     record |= {"bytes": stored_bytes(model), "seconds": time.perf_counter() - started}
     return body, record
@@ -93,7 +99,7 @@ def run_cell(cell: Cell, weights: bytes, base: dict[str, Any]) -> dict[str, Any]
     dense = restored(cell, weights)
     test = load(cell, "test")
     started = time.perf_counter()
-    with _quick(dense):
+    with quick(dense):
         made = methods.make(cell, dense, load(cell, "train"))
     pruned, masks = made.model, made.masks
     record: dict[str, Any] = {"notes": {}, "versions": versions(), "realised_sparsity": masks.sparsity}
@@ -115,111 +121,6 @@ def run_cell(cell: Cell, weights: bytes, base: dict[str, Any]) -> dict[str, Any]
         timed = shrunk if made.smaller else compressed
         _attempt(record, "compress", lambda: timed(cell, dense, pruned, test, layers))
     return record | {"layers": layers, "bytes_dense": base["bytes"]}
-
-
-# ----------------------------------------------------------------------------------------------------- network and data
-
-
-def build(cell: Cell) -> nn.Module:
-    """A new network of the cell's name, width and seed."""
-    from prunus import models
-
-    if cell.model.partition(":")[0] in models.names():
-        return models.make(cell.model, width=cell.width, seed=cell.seed)
-    if cell.width != 1:
-        raise BadInput(f"The model {cell.model!r} is not of the zoo and has no width factor: leave width at 1.")
-    return models.resolve(cell.model)
-
-
-def restored(cell: Cell, weights: bytes) -> nn.Module:
-    """The dense network with the weights that `train_base` returned."""
-    from prunus.storage import read_tensors
-
-    model = build(cell)
-    tensors, _ = read_tensors(weights, "weights", f"The dense network of {cell.network}")
-    model.load_state_dict(tensors)
-    return model.eval()
-
-
-def load(cell: Cell, split: str) -> Any:
-    """One part of the cell's data; a worker reads it once."""
-    return _read(cell.data, split, cell.settings.data_dir or None)
-
-
-@functools.lru_cache(maxsize=4)
-def _read(data: str, split: str, folder: str | None) -> Any:
-    from prunus.data import load as read
-
-    return read(data, split=split, folder=folder)
-
-
-def stored_bytes(model: nn.Module) -> int:
-    """Bytes of all tensors that a file of this model holds, each once."""
-    tensors = {id(value): value for value in model.state_dict(keep_vars=True).values()}
-    return sum(value.nbytes for value in tensors.values())
-
-
-def versions() -> dict[str, str]:
-    return {
-        "prunus": __version__,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "machine": platform.machine(),
-        "processor": _processor(),
-        "threads": str(torch.get_num_threads()),
-    }
-
-
-@functools.cache
-def _processor() -> str:
-    """The processor's own name where the system tells it."""
-    try:
-        with open("/proc/cpuinfo") as lines:
-            names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    except OSError:
-        names = []
-    return names[0] if names else platform.processor() or "unknown"
-
-
-def settle(seed: int) -> None:
-    """One thread, so that sums are taken in the same order however many cells run side by side."""
-    torch.set_num_threads(1)
-    torch.manual_seed(seed)
-
-
-@contextlib.contextmanager
-def _quick(model: nn.Module) -> Iterator[None]:
-    """Images with the channels last while a network of plain convolutions is evaluated or trained: a third faster."""
-    fits = all(parameter.dim() <= 4 for parameter in model.parameters())
-    if fits:
-        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    try:
-        yield
-    finally:
-        if fits:
-            model.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
-
-
-def _evaluate(model: nn.Module, data: Any) -> tuple[float, float | None]:
-    from prunus.training import evaluate
-
-    return evaluate(model, data, batch_size=_BATCH)
-
-
-def _chance(data: Any) -> float | None:
-    """The accuracy that a network without any skill may show: the largest class, and three standard errors more."""
-    labels = torch.as_tensor([int(data[index][1]) for index in range(min(len(data), 2000))])
-    if not len(labels):
-        return None
-    share = float(labels.bincount().max()) / len(labels)
-    return share + 3 * math.sqrt(share * (1 - share) / len(labels))
-
-
-def _points(data: Any, count: int) -> Tensor:
-    """The first inputs of a data set, in one tensor."""
-    from prunus.training.batches import first_inputs
-
-    return first_inputs(data, count)
 
 
 def _attempt(record: dict[str, Any], name: str, measure: Callable[[], dict[str, Any]]) -> None:
@@ -258,7 +159,7 @@ def masks_of(cell: Cell, dense: nn.Module) -> Masks:
 
 def _quality(cell: Cell, pruned: nn.Module, masks: Masks | None, test: Any) -> dict[str, Any]:
     """Loss and accuracy right after pruning, and again after the fine-tune where there is one."""
-    with _quick(pruned):
+    with quick(pruned):
         return _tuned(cell, pruned, masks, test)
 
 
@@ -269,7 +170,7 @@ def _tuned(cell: Cell, pruned: nn.Module, masks: Masks | None, test: Any) -> dic
     if settings.recalibrate:
         recalibrate(pruned, load(cell, "train"), batches=settings.recalibrate)
         pruned.eval()
-    loss, accuracy = _evaluate(pruned, test)
+    loss, accuracy = measure_quality(pruned, test)
     found = {"accuracy_pruned": accuracy, "loss_pruned": loss, "accuracy": accuracy, "loss": loss}
     if Duration.parse(settings.finetune).amount > 0:
         config = FitConfig(
@@ -281,7 +182,7 @@ def _tuned(cell: Cell, pruned: nn.Module, masks: Masks | None, test: Any) -> dic
         )
         fit(pruned, load(cell, "train"), length=settings.finetune, config=config, masks=masks)
         pruned.eval()
-        loss, accuracy = _evaluate(pruned, test)
+        loss, accuracy = measure_quality(pruned, test)
         found |= {"accuracy": accuracy, "loss": loss}
     return found
 
@@ -290,7 +191,7 @@ def _layers(cell: Cell, dense: nn.Module, masks: Masks, test: Any) -> list[dict[
     """For each layer: what is kept, energy removed and predicted, multiply-adds, and the loss it costs alone."""
     costs = _costs(cell, dense, masks, test) if cell.settings.sensitivity else {}
     rows = []
-    for row in summarise(dense, masks, _points(test, 1)):
+    for row in summarise(dense, masks, first_inputs(test, 1)):
         rows.append(
             {
                 "name": row.name,
@@ -315,11 +216,11 @@ def _costs(cell: Cell, dense: nn.Module, masks: Masks, test: Any) -> dict[str, f
 
     part = Subset(test, range(min(cell.settings.sensitivity, len(test))))
     found = {}
-    with _quick(dense):
-        before, _ = _evaluate(dense, part)
+    with quick(dense):
+        before, _ = measure_quality(dense, part)
         for name, mask in masks.items():
             alone = Masks({name: mask}).apply_(copy.deepcopy(dense))
-            found[name] = _evaluate(alone, part)[0] - before
+            found[name] = measure_quality(alone, part)[0] - before
     return found
 
 
@@ -341,8 +242,8 @@ def _statistic(cell: Cell, dense: nn.Module, pruned: nn.Module, test: Any) -> di
     """What held-out points say about all inputs like them, with 95 % confidence (ledger P-28)."""
     from prunus.certificates import certify_statistically
 
-    points = _points(test, cell.settings.held_out)
-    with _quick(dense), _quick(pruned):
+    points = first_inputs(test, cell.settings.held_out)
+    with quick(dense), quick(pruned):
         found = certify_statistically(dense, pruned, points, confidence=0.95)
     return {
         "held_out_bound": found.bound,
@@ -359,7 +260,7 @@ def _certificate(
     """Bounds near test points, and on small networks also in the ball that holds all of these points' set."""
     from prunus.certificates import AttackSettings, Ball, CertifyOptions, Samples, certify
 
-    settings, points = cell.settings, _points(test, cell.settings.certify)
+    settings, points = cell.settings, first_inputs(test, cell.settings.certify)
     small = sum(row["total"] for row in layers) <= SMALL
     options = CertifyOptions(seconds=120.0 if small else settings.certify_seconds)
     attack = AttackSettings(starts=max(16 if small else 4, len(points)), steps=40 if small else 10)
@@ -378,7 +279,7 @@ def _certificate(
             row |= {"norm": layer.norm, "norm_pruned": layer.pruned_norm, "norm_removed": layer.removed_norm}
             row["certificate_share"] = layer.share
     if small:
-        every = _points(test, len(test))
+        every = first_inputs(test, len(test))
         centre = every.mean(0)
         radius = float(torch.linalg.vector_norm((every - centre).flatten(1), dim=1).max())
         quick = CertifyOptions(methods=("recursion", "products", "intervals"))
@@ -398,7 +299,7 @@ def _labels(cell: Cell, dense: nn.Module, pruned: nn.Module, test: Any, layers: 
     found = certify_labels(
         dense,
         pruned,
-        Samples(_points(test, settings.labels), radius=settings.radius),
+        Samples(first_inputs(test, settings.labels), radius=settings.radius),
         seconds=math.inf if plain else settings.certify_seconds,
     )
     return {"labels_proved": found.fraction, "labels_points": len(found.agree)}
@@ -423,7 +324,7 @@ def _kernel_of(model: nn.Module, masks: Masks | None, points: Tensor) -> dict[st
 
 
 def _kernel(cell: Cell, base: dict[str, Any], pruned: nn.Module, test: Any) -> dict[str, Any]:
-    found = _kernel_of(pruned, None, _points(test, cell.settings.kernel))
+    found = _kernel_of(pruned, None, first_inputs(test, cell.settings.kernel))
     matrix = torch.tensor(found.pop("matrix"), dtype=torch.float64)
     record: dict[str, Any] = {
         "kernel": found,
@@ -444,7 +345,7 @@ def compressed(
     """The packed network: its file, its time on one batch against the dense one, and the same layer by layer."""
     from prunus.sparse import compress, explain
 
-    example = _points(test, cell.settings.batch)
+    example = first_inputs(test, cell.settings.batch)
     fast = compress(pruned, example=example)
     # What runs fast depends on the machine and the moment; what is written must not.
     size = stored_bytes(compress(pruned, select="always"))
@@ -466,7 +367,7 @@ def compressed(
 
 def shrunk(cell: Cell, dense: nn.Module, small: nn.Module, test: Any, layers: list[dict[str, Any]]) -> dict[str, Any]:
     """A smaller ordinary network runs as it is: its bytes, and its time on one batch against the dense one."""
-    example = _points(test, cell.settings.batch)
+    example = first_inputs(test, cell.settings.batch)
     with torch.no_grad():
         pair = in_turn(lambda: dense(example), lambda: small(example))
     times = {"time_dense_us": 1e6 * pair.first, "time_us": 1e6 * pair.second, "speedup": pair.ratio}

@@ -162,7 +162,7 @@ def _gradual(cell: Cell, dense: nn.Module, train: Any) -> Made:
 
 
 def _imp(cell: Cell, dense: nn.Module, train: Any) -> Made:
-    from prunus.study.measure import build
+    from prunus.study.networks import build
     from prunus.training import ImpOptions, imp
 
     rounds, fraction = imp_rounds(cell.sparsity)
@@ -185,7 +185,7 @@ def imp_rounds(sparsity: float) -> tuple[int, float]:
 
 
 def _ticket(cell: Cell, dense: nn.Module, train: Any) -> Made:
-    from prunus.study.measure import build
+    from prunus.study.networks import build
     from prunus.training import find_ticket
 
     settings = cell.settings

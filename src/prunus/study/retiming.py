@@ -17,7 +17,7 @@ def retime(cells: Sequence[Cell], store: Store, show: Callable[[Cell, float], No
     so neither a fine-tune nor another way to make the network need be repeated: masks of the same pattern and sparsity
     stand for it.
     """
-    from prunus.study.measure import versions
+    from prunus.study.networks import versions
 
     results = {result.key: result for result in store.results() if result.status == "done"}
     count = 0
@@ -35,7 +35,7 @@ def retime(cells: Sequence[Cell], store: Store, show: Callable[[Cell, float], No
 
 
 def _times(cell: Cell, store: Store, layers: list[dict[str, Any]]) -> dict[str, Any]:
-    from prunus.study import measure
+    from prunus.study import measure, networks
 
     file = store.path.parent / "bases" / f"{cell.base}.safetensors"
     try:
@@ -44,7 +44,7 @@ def _times(cell: Cell, store: Store, layers: list[dict[str, Any]]) -> dict[str, 
         raise BadFile(
             f"The dense network {file} cannot be read: {error.strerror or error}; run the study again."
         ) from None
-    measure.settle(cell.seed)
-    dense = measure.restored(cell, weights)
-    pruned = measure.masks_of(cell, dense).apply_(measure.restored(cell, weights))
-    return measure.compressed(cell, dense, pruned, measure.load(cell, "test"), layers)
+    networks.settle(cell.seed)
+    dense = networks.restored(cell, weights)
+    pruned = measure.masks_of(cell, dense).apply_(networks.restored(cell, weights))
+    return measure.compressed(cell, dense, pruned, networks.load(cell, "test"), layers)

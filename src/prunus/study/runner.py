@@ -233,7 +233,7 @@ def _probe(cell: Cell) -> tuple[float, float, float]:
     """Seconds of one forward batch, and how many batches the training and test sets have."""
     import torch
 
-    from prunus.study.measure import build, load
+    from prunus.study.networks import build, load
     from prunus.training.batches import first_inputs
     from prunus.training.objective import check_fits
 
