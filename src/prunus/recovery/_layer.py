@@ -178,7 +178,7 @@ def _start(
     part = settings.towards
     if weight.name in moments.lack:
         part *= trusted(matrix, best, own, ridge, lack(weight, matrix, moments, shift), moments.count)
-    return matrix + part * (best - matrix), ridge
+    return best if part == 1.0 else matrix + part * (best - matrix), ridge
 
 
 def bias_of(weight: Weight) -> Tensor | None:
