@@ -34,6 +34,15 @@ def test_quality(line: str, sparsity: float, pattern: str) -> None:
     assert f"in {row['processor seconds']:.0f} s" in shown
 
 
+@pytest.mark.parametrize("pattern", ["balanced:16", "2:4"])
+def test_quality_of_the_encoder(pattern: str) -> None:
+    (shown,) = [text for text in LINES if f"50 % gone, {pattern}" in text]
+    row = evidence("quality-minilm", method="reconstruct", pattern=pattern, sparsity=0.5)
+    dense = evidence("quality-minilm", method="dense")
+    assert f"| {dense['Spearman']:.4f} | {row['Spearman']:.4f} |".replace("0.", ".") in shown
+    assert f"in {row['processor seconds']:.0f} s" in shown
+
+
 @pytest.mark.parametrize("line, share", [("50 % zeros", "50%"), ("75 % zeros", "75%"), ("90 % zeros", "90%")])
 def test_speed_against_int8(line: str, share: str) -> None:
     (shown,) = [text for text in LINES if text.startswith(f"| {line}")]
