@@ -12,8 +12,9 @@ from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from prunus.errors import BadInput
+from prunus.pruning import prune
 from prunus.sparse import BalancedLinear, SparseConv2d, compress, pack
-from prunus.sparse._ops import PERMUTE, TILE, run_linear
+from prunus.sparse._ops import AUTOMATIC, PERMUTE, TILE, run_linear
 from prunus.sparse._packed import BANKS, Packed, _content_problem, _pack_plain, kernels
 from support import scale
 from support.kernels import each_level
@@ -179,7 +180,7 @@ def test_plain_tensors_are_read_in_one_call_and_others_left_alone() -> None:
     bias = torch.nn.Parameter(torch.randn(20, generator=generator))
     for one in (x[0], x, x[0, 0], x[0, :0]):
         for added in (None, bias, bias.detach()):
-            out = layer.linear_on(one, added, False, 1)
+            out = layer.linear_on(one, added, False, 1, AUTOMATIC)
             assert type(out) is torch.Tensor
             assert not out.requires_grad
             assert out.is_contiguous()
@@ -189,9 +190,9 @@ def test_plain_tensors_are_read_in_one_call_and_others_left_alone() -> None:
     left = [x[0].double(), x[0, :, :47], torch.randn(48, 3).T, torch.nn.Parameter(x[0]), x[0, 0, 0], "x", None]
     left += [x[0].to("meta"), x[0].to_sparse()]
     for one in left:
-        assert layer.linear_on(one, None, False, 1) is None
+        assert layer.linear_on(one, None, False, 1, AUTOMATIC) is None
     for added in (bias[:19], bias.detach().double(), torch.zeros(20, 2)[:, 0], torch.zeros(1, 20), "b"):
-        assert layer.linear_on(x[0], added, False, 1) is None
+        assert layer.linear_on(x[0], added, False, 1, AUTOMATIC) is None
 
 
 @pytest.mark.skipif(kernels() is None, reason="needs the compiled kernels")
@@ -330,7 +331,8 @@ def test_operator_passes_torchs_own_checks() -> None:
     arguments = (torch.randn(3, 32, requires_grad=True), torch.randn(20, requires_grad=True))
     for relu in (False, True):
         torch.library.opcheck(
-            torch.ops.prunus.sparse_linear.default, (*arguments, list(packed.tensors().values()), 20, 32, 16, relu)
+            torch.ops.prunus.sparse_linear.default,
+            (*arguments, list(packed.tensors().values()), 20, 32, 16, relu, False),
         )
 
 
@@ -416,6 +418,7 @@ def layer_of(kind: str) -> tuple[torch.nn.Module, torch.Tensor]:
     if kind == "conv2d":
         return SparseConv2d.from_dense(conv), x
     model = torch.nn.Sequential(conv, torch.nn.ReLU(), torch.nn.Conv2d(16, 16, 3)).eval()
+    prune(model, 0.5, pattern="balanced:16")  # what is not pruned is not packed
     return compress(model, example=x, select="always", fuse=True), x
 
 

@@ -72,6 +72,16 @@ def check_input(packed: Packed, x: Tensor) -> None:
         raise BadInput(f"Sparse layers run float32 on the CPU, but the input is {x.dtype} on {x.device}.")
 
 
+class _Known(tuple[Any, ...]):
+    """What is remembered of checked tensors; a copy of a tensor starts without it."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> None:
+        return None
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        return type(None), ()
+
+
 def _packed(rows: int, cols: int, bank: int, tensors: list[Tensor]) -> Packed:
     """The weight that an operator was given. What was checked before, and not changed since, is not checked again."""
     if len(tensors) not in (4, 5):
@@ -85,7 +95,8 @@ def _packed(rows: int, cols: int, bank: int, tensors: list[Tensor]) -> Packed:
         packed.__dict__["layer"] = known[2]
     elif packed.layer is not None:
         # The view holds addresses, no tensors: nothing stays in memory for it.
-        tensors[0]._prunus_view = (stamp, [weakref.ref(tensor) for tensor in tensors[1:]], packed.layer)  # type: ignore[attr-defined]
+        known = _Known((stamp, [weakref.ref(tensor) for tensor in tensors[1:]], packed.layer))
+        tensors[0]._prunus_view = known  # type: ignore[attr-defined]
     return packed
 
 
