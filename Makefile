@@ -5,6 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.stamp
 SOURCES := pyproject.toml constraints.txt CMakeLists.txt $(shell find src/prunus/native -name '*.cpp' -o -name '*.h')
 KEY := $(shell ($(PYTHON) --version; cat $(SOURCES) 2>/dev/null) | sha256sum | cut -c1-16)
+CXX_FILES := $(shell find src/prunus/native tests -name '*.cpp' -o -name '*.h')
 DATA := $(wildcard ../shared/data)
 export PRUNUS_DATA ?= $(abspath $(DATA))
 export OMP_NUM_THREADS ?= 1
@@ -36,6 +37,7 @@ test: test-setup check
 check: test-setup
 	$(BIN)/ruff format --check -q src tests benchmarks tools
 	$(BIN)/ruff check -q src tests benchmarks tools
+	$(BIN)/clang-format --dry-run --Werror $(CXX_FILES)
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 

@@ -43,7 +43,8 @@ struct Matrix {
     Packed packed;
 
     // `used`: columns that may hold a weight; null for all.
-    Matrix(int64_t rows, int64_t cols, int64_t bank, double density, Values kind, const std::vector<bool> *used = nullptr)
+    Matrix(int64_t rows, int64_t cols, int64_t bank, double density, Values kind,
+           const std::vector<bool> *used = nullptr)
         : dense(size_t(rows * cols)) {
         for (size_t i = 0; i < dense.size(); ++i)
             if (std::uniform_real_distribution<double>()(engine) < density && (!used || (*used)[i % size_t(cols)]))
@@ -65,9 +66,19 @@ struct Matrix {
             data = byte.data();
             for (int64_t r = 0; r < rows; ++r) scale.push_back(0.01f * float(1 + r % 7));
         }
-        packed = {rows, cols, bank, (rows + lanes - 1) / lanes, kind, data, index.data(), plan.schedule.data(),
-                  plan.schedule_start.data(), plan.slot_start.data(), plan.packet_start.data()};
-        if (const char *wrong = verify(packed, int64_t(plan.schedule.size()), plan.slot_start.back(), plan.packet_start.back())) {
+        packed = {rows,
+                  cols,
+                  bank,
+                  (rows + lanes - 1) / lanes,
+                  kind,
+                  data,
+                  index.data(),
+                  plan.schedule.data(),
+                  plan.schedule_start.data(),
+                  plan.slot_start.data(),
+                  plan.packet_start.data()};
+        if (const char *wrong =
+                verify(packed, int64_t(plan.schedule.size()), plan.slot_start.back(), plan.packet_start.back())) {
             std::printf("inconsistent packing: %s\n", wrong);
             std::exit(1);
         }
@@ -118,16 +129,19 @@ void check_integers(const IntegerLevel &level) {
     const Floats x(tokens * cols), bias(rows);
     std::unique_ptr<float[]> y(new float[size_t(tokens * rows)]);
     const bool relu = draw(0, 1), biased = draw(0, 1);
-    integer_linear(level, integer, x.at.get(), cols, tokens, y.get(), biased ? bias.at.get() : nullptr, relu, int(draw(1, 3)));
+    integer_linear(level, integer, x.at.get(), cols, tokens, y.get(), biased ? bias.at.get() : nullptr, relu,
+                   int(draw(1, 3)));
     for (int64_t n = 0; n < tokens; ++n) {
         float low = 0.0f, high = 0.0f;
-        for (int64_t c = 0; c < cols; ++c) low = std::fmin(low, x.at[size_t(n * cols + c)]), high = std::fmax(high, x.at[size_t(n * cols + c)]);
+        for (int64_t c = 0; c < cols; ++c)
+            low = std::fmin(low, x.at[size_t(n * cols + c)]), high = std::fmax(high, x.at[size_t(n * cols + c)]);
         const float step = high / 127.0f - low / 127.0f, inverse = 1.0f / step;
         const int64_t zero = std::lrint(-low * inverse);
         for (int64_t r = 0; r < rows; ++r) {
             int64_t sum = 0;
             for (int64_t c = 0; c < cols; ++c) {
-                const int64_t q = std::max<int64_t>(0, std::min<int64_t>(127, std::lrint(x.at[size_t(n * cols + c)] * inverse) + zero));
+                const int64_t q = std::max<int64_t>(
+                    0, std::min<int64_t>(127, std::lrint(x.at[size_t(n * cols + c)] * inverse) + zero));
                 sum += (q - zero) * std::lround(double(m.dense[size_t(r * cols + c)]) / m.scales()[r]);
             }
             float value = float(sum) * (step * m.scales()[r]);
@@ -147,8 +161,8 @@ void check_attention(const BlockLevel &level, const char *name) {
     const Floats q(queries * size), k(keys * size), v(keys * size), mask(queries * keys);
     std::unique_ptr<float[]> room(new float[size_t(attention_room(keys, size))]), y(new float[size_t(queries * size)]);
     const float scaling = 0.3f;
-    level.attend({q.at.get(), k.at.get(), v.at.get(), queries, keys, size, scaling, masked ? mask.at.get() : nullptr, keys, causal,
-                  room.get(), y.get(), size});
+    level.attend({q.at.get(), k.at.get(), v.at.get(), queries, keys, size, scaling, masked ? mask.at.get() : nullptr,
+                  keys, causal, room.get(), y.get(), size});
     for (int64_t i = 0; i < queries; ++i) {
         const int64_t seen = causal ? more + i + 1 : keys;
         std::vector<double> weight(static_cast<size_t>(seen));
@@ -168,10 +182,12 @@ void check_attention(const BlockLevel &level, const char *name) {
 
 // Activations and norms against double precision, and a whole block for one and for several threads, byte for byte.
 void check_block(const BlockLevel &level, const IntegerLevel &integers, const char *name) {
-    const int64_t heads = draw(1, 3) * 2, size = draw(1, 6) * 2, width = draw(1, 40), inner = draw(1, 50), key_heads = heads / 2;
+    const int64_t heads = draw(1, 3) * 2, size = draw(1, 6) * 2, width = draw(1, 40), inner = draw(1, 50),
+                  key_heads = heads / 2;
     const Values kind = draw(0, 1) ? Values::i8 : Values::f32;
     const Matrix query(heads * size, width, 16, 0.4, kind), key(key_heads * size, width, 16, 0.4, kind);
-    const Matrix out(width, heads * size, 16, 0.4, kind), up(inner, width, 16, 0.4, kind), down(width, inner, 16, 0.4, kind);
+    const Matrix out(width, heads * size, 16, 0.4, kind), up(inner, width, 16, 0.4, kind),
+        down(width, inner, 16, 0.4, kind);
     std::vector<std::unique_ptr<IntegerMatrix>> made;
     std::vector<std::unique_ptr<Places>> places;
     const bool integer = kind == Values::i8 && draw(0, 1);
@@ -183,8 +199,21 @@ void check_block(const BlockLevel &level, const IntegerLevel &integers, const ch
     const Floats weight(width), bias(width), turns(40 * size);
     const bool rms = draw(0, 1), before = draw(0, 1);
     const Norm norm = {weight.at.get(), rms ? nullptr : bias.at.get(), 1e-5f, rms};
-    Block b{product(query), product(key), product(key), product(out), product(up), draw(0, 1) ? product(up) : Product{},
-            product(down), norm, norm, before, Activation(draw(0, 3)), heads, key_heads, size, 0.5f};
+    Block b{product(query),
+            product(key),
+            product(key),
+            product(out),
+            product(up),
+            draw(0, 1) ? product(up) : Product{},
+            product(down),
+            norm,
+            norm,
+            before,
+            Activation(draw(0, 3)),
+            heads,
+            key_heads,
+            size,
+            0.5f};
     const int64_t batch = draw(1, 3), length = draw(1, 40), tokens = batch * length;
     Sequence s{};
     s.batch = batch, s.length = length, s.causal = draw(0, 1);
@@ -205,7 +234,8 @@ void check_block(const BlockLevel &level, const IntegerLevel &integers, const ch
 }
 
 // Runs the convolution with a random choice of padded layouts, and checks that the padding of the output is zero.
-std::vector<float> padded_conv(const Level &level, const Packed &p, Conv c, const Floats &x, const Finish &finish, int64_t h, int64_t w) {
+std::vector<float> padded_conv(const Level &level, const Packed &p, Conv c, const Floats &x, const Finish &finish,
+                               int64_t h, int64_t w) {
     const auto layout = [](int64_t pad, int64_t rows, int64_t columns) {
         const int64_t pitch = columns + pad;
         return Layout{pad, pitch, ((rows + 2 * pad) * pitch + pad + 32 + 15) / 16 * 16};
@@ -245,16 +275,20 @@ std::vector<float> padded_conv(const Level &level, const Packed &p, Conv c, cons
 void check_conv(const Level &level) {
     const bool large = draw(0, 15) == 0;  // whose offsets need more than 16 bits
     const int64_t bank = draw(0, 1) ? 16 : 32, channels = draw(large ? 16 : 1, 40), rows = draw(1, large ? 6 : 40);
-    Conv c = {draw(1, 3), channels, draw(1, 18), draw(1, 34), draw(1, 4), draw(1, 4), draw(1, 3), draw(1, 3),
-              draw(0, 3), draw(0, 3), draw(1, 2), draw(1, 2), {}, {}, {}};
+    Conv c = {draw(1, 3), channels,   draw(1, 18), draw(1, 34), draw(1, 4), draw(1, 4), draw(1, 3), draw(1, 3),
+              draw(0, 3), draw(0, 3), draw(1, 2),  draw(1, 2),  {},         {},         {}};
     if (draw(0, 1)) c.stride_y = c.stride_x = 1;  // so that tiles are windows, where weights are many
     if (large) c.batch = 1, c.height = draw(50, 90), c.width = draw(50, 90);
     if (draw(0, 3) == 0) c.kernel_y = c.kernel_x = c.stride_y = c.stride_x = 1, c.pad_y = c.pad_x = 0;
-    if (c.height + 2 * c.pad_y <= c.dilation_y * (c.kernel_y - 1) || c.width + 2 * c.pad_x <= c.dilation_x * (c.kernel_x - 1)) return;
+    if (c.height + 2 * c.pad_y <= c.dilation_y * (c.kernel_y - 1) ||
+        c.width + 2 * c.pad_x <= c.dilation_x * (c.kernel_x - 1))
+        return;
     const int64_t taps = c.kernel_y * c.kernel_x, blocks = (channels + bank - 1) / bank;
     const bool table = channels < bank;
     const int64_t cols = taps * (table ? channels : blocks * bank);
-    const auto column = [&](int64_t tap, int64_t k) { return table ? tap * channels + k : (k / bank * taps + tap) * bank + k % bank; };
+    const auto column = [&](int64_t tap, int64_t k) {
+        return table ? tap * channels + k : (k / bank * taps + tap) * bank + k % bank;
+    };
     std::vector<bool> used(static_cast<size_t>(cols));  // channels that only fill up the last bank hold no weights
     for (int64_t k = 0; k < channels; ++k)
         for (int64_t tap = 0; tap < taps; ++tap) used[size_t(column(tap, k))] = true;
@@ -285,11 +319,13 @@ void check_conv(const Level &level) {
 // conv -> conv with the first added -> largest of 2x2, and beside it every second pixel with a channel of zeros on both
 // sides: one program against the same steps taken one by one, byte for byte.
 void check_program(const Level &level) {
-    const int64_t channels = draw(0, 1) ? 16 : draw(1, 20), h = draw(2, 20), w = draw(2, 20), batch = draw(1, 4), halo = draw(0, 1);
+    const int64_t channels = draw(0, 1) ? 16 : draw(1, 20), h = draw(2, 20), w = draw(2, 20), batch = draw(1, 4),
+                  halo = draw(0, 1);
     const int64_t cols = 9 * (channels < 16 ? channels : (channels + 15) / 16 * 16);
     std::vector<bool> used(static_cast<size_t>(cols));
     for (int64_t i = 0; i < cols; ++i) used[size_t(i)] = channels < 16 || i / 144 * 16 + i % 16 < channels;
-    const Matrix one(channels, cols, 16, draw(0, 1) ? 0.2 : 0.6, Values(draw(0, 2)), &used), two(channels, cols, 16, 0.2, Values::f32, &used);
+    const Matrix one(channels, cols, 16, draw(0, 1) ? 0.2 : 0.6, Values(draw(0, 2)), &used),
+        two(channels, cols, 16, 0.2, Values::f32, &used);
     const Floats x(batch * channels * h * w), bias(channels);
     const Layout padded = {1, w + 1, ((h + 2) * (w + 1) + 1 + 32 + 15) / 16 * 16}, plain = {0, 0, 0};
     const Layout inside = halo ? padded : plain;
@@ -298,7 +334,8 @@ void check_program(const Level &level) {
     const int64_t pool_size = channels * pool_h * pool_w, thin_size = (channels + 2) * thin_h * thin_w;
     Conv c = {1, channels, h, w, 3, 3, 1, 1, 1, 1, 1, 1, {}, {}, {}};
     const Finish first = {bias.at.get(), one.scales(), nullptr, true}, second = {nullptr, nullptr, nullptr, false};
-    const Place in = {0, 0, plain}, middle = {-1, 0, inside}, last = {-1, step, inside}, pool = {1, 0, plain}, thin = {2, 0, plain};
+    const Place in = {0, 0, plain}, middle = {-1, 0, inside}, last = {-1, step, inside}, pool = {1, 0, plain},
+                thin = {2, 0, plain};
     Program program(level, 2 * step, {size, pool_size, thin_size});
     c.out = inside;
     program.conv(one.packed, c, first, in, middle, nullptr);
@@ -306,7 +343,8 @@ void check_program(const Level &level) {
     program.conv(two.packed, c, second, middle, last, &middle);
     program.max_pool({channels, h, w}, 2, 2, 2, 2, last, pool);
     program.thin({channels, h, w}, 2, 2, 1, 1, last, thin);
-    std::vector<float> y(size_t(batch * size)), z(y), pooled(size_t(batch * pool_size)), thinned(size_t(batch * thin_size));
+    std::vector<float> y(size_t(batch * size)), z(y), pooled(size_t(batch * pool_size)),
+        thinned(size_t(batch * thin_size));
     program.run(batch, {x.at.get(), pooled.data(), thinned.data()}, int(draw(1, 3)));
     c.batch = batch, c.in = c.out = c.other = plain;
     Places places, more;
@@ -319,11 +357,13 @@ void check_program(const Level &level) {
             const int64_t plane = n * channels + k - 1;
             for (int64_t i = 0; i < thin_h * thin_w; ++i) {
                 const float exact = real ? at(plane, i / thin_w * 2, i % thin_w * 2) : 0.0f;
-                compare("thin", level.name, thinned[size_t((n * (channels + 2) + k) * thin_h * thin_w + i)], exact, 0.0);
+                compare("thin", level.name, thinned[size_t((n * (channels + 2) + k) * thin_h * thin_w + i)], exact,
+                        0.0);
             }
             for (int64_t i = 0; real && i < pool_h * pool_w; ++i) {
                 const int64_t r = i / pool_w * 2, q = i % pool_w * 2;
-                const float exact = std::fmax(std::fmax(at(plane, r, q), at(plane, r, q + 1)), std::fmax(at(plane, r + 1, q), at(plane, r + 1, q + 1)));
+                const float exact = std::fmax(std::fmax(at(plane, r, q), at(plane, r, q + 1)),
+                                              std::fmax(at(plane, r + 1, q), at(plane, r + 1, q + 1)));
                 compare("max pool", level.name, pooled[size_t(plane * pool_h * pool_w + i)], exact, 0.0);
             }
         }
@@ -353,10 +393,12 @@ int main(int count, char **arguments) {
         std::printf("%s integers: %d cases are exact\n", level->name, 5 * cases);
     }
     const std::pair<const BlockLevel *, const IntegerLevel *> blocks[] = {{&portable_blocks(), &portable_integers()},
-                                                                         {&avx2_blocks(), &avx2_integers()}};
+                                                                          {&avx2_blocks(), &avx2_integers()}};
     for (const auto &[level, integer] : blocks) {
-        if (integer != &portable_integers() && !(__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))) continue;
-        for (int i = 0; i < cases; ++i) check_attention(*level, integer->name), check_block(*level, *integer, integer->name);
+        if (integer != &portable_integers() && !(__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")))
+            continue;
+        for (int i = 0; i < cases; ++i)
+            check_attention(*level, integer->name), check_block(*level, *integer, integer->name);
         std::printf("%s blocks: %d cases agree\n", integer->name, cases);
     }
     for (const Level *level : levels) {

@@ -5,7 +5,9 @@
 // inputs of neighbouring outputs lie side by side. Then `filter_block` filters times up to three vectors of outputs are
 // summed in registers.
 
-static std::int64_t padded_height(const Shape &s) { return (s.out_y - 1) * s.stride_y + (s.kernel_y - 1) * s.dilation_y + 1; }
+static std::int64_t padded_height(const Shape &s) {
+    return (s.out_y - 1) * s.stride_y + (s.kernel_y - 1) * s.dilation_y + 1;
+}
 
 static std::int64_t padded_width(const Shape &s) {
     const std::int64_t vectors = (s.out_x + lane_count - 1) / lane_count;

@@ -44,7 +44,8 @@ void convolve(std::uintptr_t x, std::uintptr_t weights, std::uintptr_t y, std::i
     for (std::int64_t g = 0; g < groups; ++g)
         packed.push_back(pack(reinterpret_cast<const double *>(weights) + g * shape.filters * taps, shape.filters, taps,
                               kernels.block));
-    const std::int64_t in = shape.channels * shape.height * shape.width, out = shape.filters * shape.out_y * shape.out_x;
+    const std::int64_t in = shape.channels * shape.height * shape.width,
+                       out = shape.filters * shape.out_y * shape.out_x;
     const auto part = [&](std::int64_t from, std::int64_t to) {
         std::vector<double> space(static_cast<std::size_t>(kernels.space(shape)));
         for (std::int64_t i = from; i < to; ++i)
@@ -66,5 +67,6 @@ NB_MODULE(_double, m) {
     using namespace nb::literals;
     m.doc() = "Dense 2-D convolution in double precision.";
     m.def("level", [] { return prunus::level_name(prunus::chosen_level()); });
-    m.def("convolve", &convolve, "x"_a, "weights"_a, "y"_a, "images"_a, "groups"_a, "sizes"_a, "threads"_a, "level"_a = "");
+    m.def("convolve", &convolve, "x"_a, "weights"_a, "y"_a, "images"_a, "groups"_a, "sizes"_a, "threads"_a,
+          "level"_a = "");
 }

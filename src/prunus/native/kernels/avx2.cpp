@@ -81,7 +81,8 @@ void prepare_tables(const int32_t *schedule, int64_t slots, int64_t bank, const 
         __m128i plane[4] = {};
         uint8_t *to = tables + part * 128;
         for (int64_t s = 0; s < slots + slots % 2; ++s) {
-            if (s < slots && (s == 0 || schedule[s] != schedule[s - 1])) byte_planes(x + schedule[s] * bank + part * 16, plane);
+            if (s < slots && (s == 0 || schedule[s] != schedule[s - 1]))
+                byte_planes(x + schedule[s] * bank + part * 16, plane);
             uint8_t *out = to + s / 2 * 128 * parts + s % 2 * 16;
             for (int i = 0; i < 4; ++i) _mm_store_si128(reinterpret_cast<__m128i *>(out + 32 * i), plane[i]);
         }
@@ -98,7 +99,9 @@ inline void permute_pair(const uint8_t *tables, __m256i index, const T *values, 
 #pragma GCC unroll 4
     for (int part = 0; part < parts; ++part) {
         __m256i inside = index;
-        if (parts > 1) inside = _mm256_adds_epu8(_mm256_sub_epi8(index, _mm256_set1_epi8(char(16 * part))), _mm256_set1_epi8(0x70));
+        if (parts > 1)
+            inside =
+                _mm256_adds_epu8(_mm256_sub_epi8(index, _mm256_set1_epi8(char(16 * part))), _mm256_set1_epi8(0x70));
 #pragma GCC unroll 4
         for (int i = 0; i < 4; ++i) {
             const __m256i *table = reinterpret_cast<const __m256i *>(tables + 128 * part + 32 * i);
@@ -118,7 +121,8 @@ inline void permute_pair(const uint8_t *tables, __m256i index, const T *values, 
 template <int parts>
 inline __m256i pair_index(const uint8_t *packet, bool alone) {
     const __m128i first = _mm_loadu_si128(reinterpret_cast<const __m128i *>(packet));
-    if (parts > 1) return alone ? _mm256_zextsi128_si256(first) : _mm256_loadu_si256(reinterpret_cast<const __m256i *>(packet));
+    if (parts > 1)
+        return alone ? _mm256_zextsi128_si256(first) : _mm256_loadu_si256(reinterpret_cast<const __m256i *>(packet));
     const __m256i both = _mm256_broadcastsi128_si256(first);
     const __m256i split = _mm256_blend_epi32(both, _mm256_srli_epi16(both, 4), 0xF0);
     return _mm256_and_si256(split, _mm256_set1_epi8(15));
@@ -145,7 +149,8 @@ inline void permute_group(const Packed &p, int64_t group, const uint8_t *tables,
 }
 
 template <typename T>
-void permute_samples(const Packed &p, int64_t group, const uint8_t *tables, int64_t table_stride, int samples, float *out) {
+void permute_samples(const Packed &p, int64_t group, const uint8_t *tables, int64_t table_stride, int samples,
+                     float *out) {
     for (int n = 0; n < samples; ++n, tables += table_stride, out += lanes) {
         switch (p.bank) {
             case 16: permute_group<1, T>(p, group, tables, out); break;
@@ -167,9 +172,27 @@ void permute_kernel(const Packed &p, int64_t group, const float *, int64_t, cons
 }  // namespace
 
 const Level &avx2_level() {
-    static constexpr Level level = {"avx2", W, max_vectors, 3, 64, tile_kernel, decode_offsets<uint16_t>, decode_offsets<uint32_t>, decode_values, 128, prepare_tables,
-                                    permute_kernel, to_tile, from_tile, finish_tile, copy_floats, copy_window,
-                                    read_floats, multiply_adds};
+    static constexpr Level level = {
+        .name = "avx2",
+        .width = W,
+        .max_vectors = max_vectors,
+        .permute_up_to = 3,
+        .permute_bank = 64,
+        .tile = tile_kernel,
+        .decode = decode_offsets<uint16_t>,
+        .decode_wide = decode_offsets<uint32_t>,
+        .values = decode_values,
+        .table_bytes = 128,
+        .prepare = prepare_tables,
+        .permute = permute_kernel,
+        .to_tile = to_tile,
+        .from_tile = from_tile,
+        .finish = finish_tile,
+        .copy = copy_floats,
+        .window = copy_window,
+        .read = read_floats,
+        .multiply = multiply_adds,
+    };
     return level;
 }
 

@@ -68,8 +68,12 @@ inline vec to_floats(__m512i v) {
 }
 #else
 inline vec to_floats(__m512i v) { return _mm512_cvtepi32_ps(v); }
-inline __m512i widen(const uint8_t *p) { return _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i *>(p))); }
-inline __m512i widen(const int8_t *p) { return _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i *>(p))); }
+inline __m512i widen(const uint8_t *p) {
+    return _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i *>(p)));
+}
+inline __m512i widen(const int8_t *p) {
+    return _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i *>(p)));
+}
 inline __m512i widen(const uint16_t *p) {
     return _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i *>(p)));
 }
@@ -123,7 +127,8 @@ inline void permute_group(const Packed &p, int64_t group, const float *x, int64_
             _mm_prefetch(reinterpret_cast<const char *>(values) + 1024, _MM_HINT_T0);
             _mm_prefetch(reinterpret_cast<const char *>(values) + 1088, _MM_HINT_T0);
             permute_slot(index, values, x + int64_t(schedule[0]) * 16, ldx, sum, i % C);
-            permute_slot(_mm512_srli_epi32(index, 4), values + lanes, x + int64_t(schedule[1]) * 16, ldx, sum, (i + 1) % C);
+            permute_slot(_mm512_srli_epi32(index, 4), values + lanes, x + int64_t(schedule[1]) * 16, ldx, sum,
+                         (i + 1) % C);
         }
     }
     for (; s < slots; ++s, ++schedule, values += lanes) {
@@ -159,9 +164,27 @@ void permute_kernel(const Packed &p, int64_t group, const float *x, int64_t ldx,
 }  // namespace
 
 const Level &avx512_level() {
-    static constexpr Level level = {"avx512", W, max_vectors, 31, 16, tile_kernel, decode_offsets<uint16_t>, decode_offsets<uint32_t>, decode_values, 0, nullptr,
-                                    permute_kernel, to_tile, from_tile, finish_tile, copy_floats, copy_window,
-                                    read_floats, multiply_adds};
+    static constexpr Level level = {
+        .name = "avx512",
+        .width = W,
+        .max_vectors = max_vectors,
+        .permute_up_to = 31,
+        .permute_bank = 16,
+        .tile = tile_kernel,
+        .decode = decode_offsets<uint16_t>,
+        .decode_wide = decode_offsets<uint32_t>,
+        .values = decode_values,
+        .table_bytes = 0,
+        .prepare = nullptr,
+        .permute = permute_kernel,
+        .to_tile = to_tile,
+        .from_tile = from_tile,
+        .finish = finish_tile,
+        .copy = copy_floats,
+        .window = copy_window,
+        .read = read_floats,
+        .multiply = multiply_adds,
+    };
     return level;
 }
 

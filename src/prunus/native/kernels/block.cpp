@@ -27,7 +27,8 @@ struct Inputs {
             if (!bytes.at) bytes = quantise_tokens(m.integers, x, cols, cols, tokens, m.threads);
             return multiply_tokens(m.integers, *p.integer, bytes, tokens, y, ldy, p.bias, false, m.threads);
         }
-        linear(m.level, *p.packed, *p.places, x, cols, tokens, y, {p.bias, p.scale, nullptr, false}, m.threads, Choice::automatic);
+        linear(m.level, *p.packed, *p.places, x, cols, tokens, y, {p.bias, p.scale, nullptr, false}, m.threads,
+               Choice::automatic);
     }
 };
 
@@ -49,7 +50,8 @@ void spread(const Sequence &s, int64_t heads, int64_t size, const float *from, i
                 std::copy(at, at + size, out);
                 continue;
             }
-            const float *cos = s.cos + sequence * s.rotation + i * size, *sin = s.sin + sequence * s.rotation + i * size;
+            const float *cos = s.cos + sequence * s.rotation + i * size,
+                        *sin = s.sin + sequence * s.rotation + i * size;
             const int64_t half = size / 2;
             for (int64_t c = 0; c < half; ++c) {
                 out[c] = at[c] * cos[c] - at[c + half] * sin[c];
@@ -147,7 +149,8 @@ void attend(const Machine &m, const Block &b, const Sequence &s, const float *x,
 }
 
 void encode(const Machine &m, const Block &b, const Sequence &s, const float *x, float *y) {
-    const int64_t tokens = s.batch * s.length, query = floats(tokens * b.heads * b.size), key = floats(tokens * b.key_heads * b.size);
+    const int64_t tokens = s.batch * s.length, query = floats(tokens * b.heads * b.size),
+                  key = floats(tokens * b.key_heads * b.size);
     float *q = room(Scratch::projected, query + 2 * key);
     project(m, b, s, x, q, q + query, q + query + key);
     attend(m, b, s, x, q, q + query, q + query + key, s.length, y);

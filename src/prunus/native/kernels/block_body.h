@@ -90,7 +90,8 @@ void activate(Activation kind, float *x, const float *gate, int64_t count) {
 
 void normalise(const Norm &norm, const float *x, const float *added, int64_t count, float *sum, float *out) {
     if (added) {
-        each(count, [&](int64_t i, int64_t n) { store_some(sum + i, load_some(x + i, n) + load_some(added + i, n), n); });
+        each(count,
+             [&](int64_t i, int64_t n) { store_some(sum + i, load_some(x + i, n) + load_some(added + i, n), n); });
         x = sum;
     } else if (sum && sum != x) {
         std::copy(x, x + count, sum);
@@ -147,7 +148,8 @@ inline void score(const float *q, int64_t size, const float *columns, int64_t pa
         }
 #pragma GCC unroll 4
         for (int i = 0; i < R; ++i)
-            store(scores + i * padded + j, sum[i][0] * scaling), store(scores + i * padded + j + W, sum[i][1] * scaling);
+            store(scores + i * padded + j, sum[i][0] * scaling),
+                store(scores + i * padded + j + W, sum[i][1] * scaling);
     }
 }
 
@@ -213,7 +215,10 @@ void attend_head(const Attention &a) {
             float *row = scores + r * padded;
             const float *mask = a.mask ? a.mask + (i + r) * a.mask_query : nullptr;
             const int64_t seen = a.causal ? a.keys - a.queries + i + r + 1 : a.keys;
-            if (mask) each(seen, [&](int64_t j, int64_t n) { store_some(row + j, load_some(row + j, n) + load_some(mask + j, n), n); });
+            if (mask)
+                each(seen, [&](int64_t j, int64_t n) {
+                    store_some(row + j, load_some(row + j, n) + load_some(mask + j, n), n);
+                });
             inverse[r] = soften(row, seen, padded);
         }
         if (rows == 4)

@@ -31,7 +31,9 @@ constexpr int64_t work_per_thread = 100000;
 int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // Rows of the image that so many pixels below each other read.
-int64_t window_rows(const Conv &c, int64_t pixels) { return (pixels - 1) * c.stride_y + c.dilation_y * (c.kernel_y - 1) + 1; }
+int64_t window_rows(const Conv &c, int64_t pixels) {
+    return (pixels - 1) * c.stride_y + c.dilation_y * (c.kernel_y - 1) + 1;
+}
 
 // Whether inputs are used often enough to be copied to where they are aligned and close together. A tile is then one
 // register wide, so that taps above each other share what is copied.
@@ -52,7 +54,8 @@ Geometry geometry(const Level &level, const Packed &p, const Conv &c) {
     const int64_t shift_y = reach_y / c.stride_y, shift_x = reach_x / c.stride_x;
     const bool whole = c.channels < p.bank || c.channels % p.bank == 0, single = c.stride_y == 1 && c.stride_x == 1;
     g.plane_rows = g.out_h + shift_y;
-    const bool own_zeros = c.in.plane && single && whole && c.in.pad == c.pad_y && c.in.pad == c.pad_x && g.out_w <= c.in.pitch;
+    const bool own_zeros =
+        c.in.plane && single && whole && c.in.pad == c.pad_y && c.in.pad == c.pad_x && g.out_w <= c.in.pitch;
     if (takes_windows(level, p, c, g, own_zeros ? uses_beside_image : uses_of_window)) {
         g.windows = g.in_place = g.by_row = true;
         g.room = window_rows(c, level.max_vectors), g.across = divide_up(g.out_w, level.width);
@@ -128,7 +131,8 @@ void *ConvJob::take(bool keep, Scratch use, int64_t bytes) {
 void ConvJob::decode(Places *places) {
     const bool keep = !places, table = c_.channels < p_.bank;
     const int64_t banks = p_.banks(), weights = p_.slot_start[p_.groups] * lanes, count = table ? p_.cols : banks;
-    uint32_t *base = static_cast<uint32_t *>(take(false, Scratch::bases, banks * (table ? p_.bank : 1) * int64_t(sizeof(uint32_t))));
+    uint32_t *base =
+        static_cast<uint32_t *>(take(false, Scratch::bases, banks * (table ? p_.bank : 1) * int64_t(sizeof(uint32_t))));
     int64_t farthest = 0;
     for (int64_t i = 0; i < count; ++i) {
         const int64_t tap = table ? i / c_.channels : i % g_.taps;
@@ -148,7 +152,8 @@ void ConvJob::decode(Places *places) {
         narrow_ = narrow = static_cast<uint16_t *>(take(keep, Scratch::places, weights * int64_t(sizeof(uint16_t))));
     wide_ = wide;
     float *decoded = nullptr;
-    if (p_.kind != Values::f32) decoded = static_cast<float *>(take(keep, Scratch::values, weights * int64_t(sizeof(float))));
+    if (p_.kind != Values::f32)
+        decoded = static_cast<float *>(take(keep, Scratch::values, weights * int64_t(sizeof(float))));
     for (int64_t q = 0; q < p_.groups; ++q) {
         const int64_t at = p_.slot_start[q] * lanes;
         if (narrow) level_.decode(p_, columns, q, 0, p_.slots(q), narrow + at);
@@ -162,10 +167,12 @@ void ConvJob::cut(bool keep) {
     const int64_t tile = level_.width * level_.max_vectors;
     const int64_t read = c_.kernel_y * (tile + c_.kernel_x * c_.dilation_x + 16);  // floats of a channel, for one tile
     const int64_t bytes = (g_.windows ? g_.plane : read) * p_.bank * int64_t(sizeof(float)), banks = p_.banks();
-    const int64_t fit = std::max<int64_t>(1, (g_.windows ? window_bytes : block_bytes) / bytes), whole = divide_up(banks, g_.taps);
+    const int64_t fit = std::max<int64_t>(1, (g_.windows ? window_bytes : block_bytes) / bytes),
+                  whole = divide_up(banks, g_.taps);
     step_ = c_.channels < p_.bank ? std::max<int64_t>(1, banks) : g_.taps * divide_up(whole, divide_up(whole, fit));
     blocks_ = std::max<int64_t>(1, divide_up(banks, step_));
-    int64_t *cuts = static_cast<int64_t *>(take(keep, Scratch::cursors, p_.groups * (blocks_ + 1) * int64_t(sizeof(int64_t))));
+    int64_t *cuts =
+        static_cast<int64_t *>(take(keep, Scratch::cursors, p_.groups * (blocks_ + 1) * int64_t(sizeof(int64_t))));
     for (int64_t q = 0; q < p_.groups; ++q) {
         const int32_t *schedule = p_.schedule + p_.schedule_start[q];
         int64_t *out = cuts + q * (blocks_ + 1), s = 0;
@@ -216,8 +223,8 @@ void ConvJob::fill_window(int64_t block, int64_t row, int64_t rows, int64_t colu
     const int64_t channels = std::min(block_channels(), c_.channels - first);
     std::fill(out + channels * g_.plane, out + block_channels() * g_.plane, 0.0f);  // those that fill up the last bank
     level_.window({x + first * plane + pixel(c_.in, c_.width, top, left), plane, pitch, c_.dilation_x, c_.stride_x == 2,
-                   channels, c_.kernel_x, needed, first_row,
-                   std::max(first_row, std::min(needed, c_.height - top)), -left, c_.width - left},
+                   channels, c_.kernel_x, needed, first_row, std::max(first_row, std::min(needed, c_.height - top)),
+                   -left, c_.width - left},
                   g_.plane, g_.room, out);
 }
 
@@ -228,9 +235,14 @@ void ConvJob::run_tile(int64_t tile, int64_t g0, int64_t g1, const float *planes
     const int64_t v0 = all * (tile / across) / sets, v1 = all * (tile / across + 1) / sets, ld = (v1 - v0) * width;
     const bool direct = g_.windows ? column + width <= g_.out_w : g_.by_row;
     const float *parts[max_parts];
-    const int64_t plane = plane_size(c_.out, g_.out_h, g_.out_w), other_plane = plane_size(c_.other, g_.out_h, g_.out_w);
+    const int64_t plane = plane_size(c_.out, g_.out_h, g_.out_w),
+                  other_plane = plane_size(c_.other, g_.out_h, g_.out_w);
     const float *start = f_.scale ? nullptr : f_.bias, *bias = f_.scale ? f_.bias : nullptr;
-    Direct end = {{}, {}, plane, other_plane, f_.scale, bias, f_.relu};
+    Direct end = {.finish = {.bias = bias, .scale = f_.scale, .other = nullptr, .relu = f_.relu},
+                  .out = {},
+                  .other = {},
+                  .plane = plane,
+                  .other_plane = other_plane};
     Run few[max_parts], *runs = nullptr;
     float *window = nullptr;
     int64_t count = 0;
@@ -270,16 +282,35 @@ void ConvJob::run_tile(int64_t tile, int64_t g0, int64_t g1, const float *planes
             const bool last_block = b == blocks_ - 1;
             if (cut[0] == cut[1] && b > 0 && !(last_block && direct)) continue;
             const int64_t at = (p_.slot_start[q] + cut[0]) * lanes, rows = std::min(lanes, p_.rows - q * lanes);
-            level_.tile({parts, acc + (q - g0) * lanes * ld, b == 0, start, cut[1] - cut[0], rows, q * lanes, int(v1 - v0),
-                         narrow_ ? narrow_ + at : nullptr, wide_ ? wide_ + at : nullptr, values_ + at,
-                         last_block && direct ? &end : nullptr});
+            level_.tile({.x = parts,
+                         .acc = acc + (q - g0) * lanes * ld,
+                         .fresh = b == 0,
+                         .start = start,
+                         .slots = cut[1] - cut[0],
+                         .rows = rows,
+                         .first_row = q * lanes,
+                         .vectors = int(v1 - v0),
+                         .narrow = narrow_ ? narrow_ + at : nullptr,
+                         .wide = wide_ ? wide_ + at : nullptr,
+                         .values = values_ + at,
+                         .end = last_block && direct ? &end : nullptr});
         }
     }
     if (direct) return;
     const int64_t row = g0 * lanes, rows = std::min(g1 * lanes, p_.rows) - row;
     const auto from_row = [row](const float *all, int64_t step) { return all ? all + row * step : nullptr; };
-    level_.finish({acc, ld, rows, plane, other_plane, runs, count, from_row(f_.scale, 1), from_row(bias, 1),
-                   from_row(other, other_plane), f_.relu, y + row * plane});
+    level_.finish({.finish = {.bias = from_row(bias, 1),
+                              .scale = from_row(f_.scale, 1),
+                              .other = from_row(other, other_plane),
+                              .relu = f_.relu},
+                   .acc = acc,
+                   .ld = ld,
+                   .rows = rows,
+                   .plane = plane,
+                   .other_plane = other_plane,
+                   .runs = runs,
+                   .count = count,
+                   .out = y + row * plane});
 }
 
 // Which pixels of a tile are real, where pixels are counted over whole plane rows.
@@ -289,7 +320,8 @@ int64_t ConvJob::flat_runs(int64_t start, int64_t first, int64_t last, Run *runs
         const int64_t row = at / g_.pitch, column = at % g_.pitch;
         if (column >= g_.out_w) continue;
         const int64_t length = std::min(last, row * g_.pitch + g_.out_w) - at;
-        runs[count++] = {at - start, pixel(c_.out, g_.out_w, row, column), pixel(c_.other, g_.out_w, row, column), length};
+        runs[count++] = {at - start, pixel(c_.out, g_.out_w, row, column), pixel(c_.other, g_.out_w, row, column),
+                         length};
     }
     return count;
 }
@@ -302,12 +334,14 @@ void ConvJob::image(const float *x, const float *other, float *y, int threads) c
         float *planes = static_cast<float *>(scratch(Scratch::inputs, bytes));
         const int64_t parts = threads > 1 ? std::min<int64_t>(g_.channels, 2 * threads) : 1;
         parallel(threads, parts, [&](int64_t part) {
-            for (int64_t k = g_.channels * part / parts; k < g_.channels * (part + 1) / parts; ++k) make_plane(x, k, planes);
+            for (int64_t k = g_.channels * part / parts; k < g_.channels * (part + 1) / parts; ++k)
+                make_plane(x, k, planes);
         });
         x = planes;
     }
     // Few tiles are cut by rows too, so that threads end together; each part copies its windows again.
-    const int64_t tasks = (g_.windows ? 4 : 8) * threads, parts = threads > 1 ? std::min(p_.groups, divide_up(tasks, tiles())) : 1;
+    const int64_t tasks = (g_.windows ? 4 : 8) * threads,
+                  parts = threads > 1 ? std::min(p_.groups, divide_up(tasks, tiles())) : 1;
     // Tiles beside each other share lines of the output, which two threads had better not write at the same time: each
     // begins in its own part of the image.
     const int64_t count = tiles() * parts, stretch = divide_up(count, threads);
@@ -322,7 +356,8 @@ void conv(const Level &level, const Packed &p, Places &places, const Conv &c, co
     if (c.batch == 0 || p.rows == 0 || c.out_height() <= 0 || c.out_width() <= 0) return;
     const ConvJob job(level, p, c, f, &places);
     const auto run = [&](int64_t n, int inside) {
-        job.image(x + n * job.in_size(), f.other ? f.other + n * job.other_size() : nullptr, y + n * job.out_size(), inside);
+        job.image(x + n * job.in_size(), f.other ? f.other + n * job.other_size() : nullptr, y + n * job.out_size(),
+                  inside);
     };
     const int useful = int(std::max<int64_t>(1, std::min<int64_t>(threads, job.work() * c.batch / work_per_thread)));
     if (c.batch >= 2 * useful)  // an image is a task

@@ -12,15 +12,15 @@ namespace kernels {
 // How the planes of an image are read and where its pixels lie in them.
 struct Geometry {
     int64_t out_h, out_w, taps;
-    int64_t phases_y, phases_x;    // phases of the stride that some tap reads
+    int64_t phases_y, phases_x;        // phases of the stride that some tap reads
     int64_t pitch, plane_rows, plane;  // floats between rows, rows, floats between planes
-    int64_t pixels;                // counted over whole rows
-    int64_t channels;              // planes of one phase: channels, rounded up to whole banks
-    bool in_place;                 // the image itself serves as planes
-    bool by_row;                   // registers never cross from one row of the output to the next
-    bool windows;                  // the pixels of a tile lie below each other, and its inputs are copied side by side
-    int64_t room;                  // then: rows of a window
-    int64_t across;                // and registers in a row of the output
+    int64_t pixels;                    // counted over whole rows
+    int64_t channels;                  // planes of one phase: channels, rounded up to whole banks
+    bool in_place;                     // the image itself serves as planes
+    bool by_row;                       // registers never cross from one row of the output to the next
+    bool windows;    // the pixels of a tile lie below each other, and its inputs are copied side by side
+    int64_t room;    // then: rows of a window
+    int64_t across;  // and registers in a row of the output
 };
 
 class ConvJob {

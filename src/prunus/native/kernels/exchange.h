@@ -51,9 +51,9 @@ struct Table {
     Version version;
     Table *older;
     int (*allocate)(Tensor *like, Managed **out, void *context, void (*failed)(void *, const char *, const char *));
-    void (*own)();  // not used here
+    void (*own)();                               // not used here
     int (*to_object)(Managed *, void **object);  // takes the tensor over
-    int (*view)(void *object, Tensor *out);  // not owning; may be null
+    int (*view)(void *object, Tensor *out);      // not owning; may be null
 };
 
 }  // namespace exchange

@@ -40,30 +40,37 @@ struct Columns {
     const uint32_t *table;
 };
 
-// Where finished sums go when every register of a tile is a run of pixels: act(sum * scale + bias + other), written at
-// out[register] + row * plane. scale and the pointers in other may be null; without a scale the sums began at the bias.
+// What happens to a finished sum: act(sum * scale + bias + other).
+struct Finish {
+    const float *bias;   // [rows] or null
+    const float *scale;  // [rows] or null: per-row scales of int8 values
+    const float *other;  // added before the activation, laid out like the output; or null
+    bool relu;
+};
+
+// Where finished sums go when every register of a tile is a run of pixels: out[register] + row * plane. What is added
+// stands at other[register] instead of finish.other. Without a scale the sums began at the bias.
 struct Direct {
+    Finish finish;
     float *out[max_parts];
     const float *other[max_parts];
     int64_t plane, other_plane;
-    const float *scale, *bias;
-    bool relu;
 };
 
 // One group's share of one tile: acc[row][sample] += sum over some slots of value * x[column][sample].
 struct Tile {
     const float *const *x;  // where each register of samples begins
     float *acc;
-    bool fresh;  // the sums start at `start` instead of what acc holds
+    bool fresh;          // the sums start at `start` instead of what acc holds
     const float *start;  // by row of the matrix; null: zero
     int64_t slots;
-    int64_t rows;       // rows of the group that exist
-    int64_t first_row;  // of the group
-    int vectors;   // samples in the tile / width, 1 .. max_vectors
-    const uint16_t *narrow;   // offsets of the inputs, 16 for each slot; null where they are wide
+    int64_t rows;            // rows of the group that exist
+    int64_t first_row;       // of the group
+    int vectors;             // samples in the tile / width, 1 .. max_vectors
+    const uint16_t *narrow;  // offsets of the inputs, 16 for each slot; null where they are wide
     const uint32_t *wide;
-    const float *values;      // likewise
-    const Direct *end;        // null: the sums go back to acc
+    const float *values;  // likewise
+    const Direct *end;    // null: the sums go back to acc
 };
 
 // A run of pixels: where it begins in the tile, in the output's plane and in that of what is added, and how long it is.
@@ -71,14 +78,14 @@ struct Run {
     int64_t from, to, also, count;
 };
 
-// out[row][pixel] = act(acc * scale + bias + other) for the runs of one tile; scale, bias and other may be null.
+// Where the sums of one tile go otherwise: acc[row][pixel] to out[row][pixel] for its runs, `finish` counted from the
+// tile's first row.
 struct Ending {
+    Finish finish;
     const float *acc;
     int64_t ld, rows, plane, other_plane;
     const Run *runs;
     int64_t count;
-    const float *scale, *bias, *other;
-    bool relu;
     float *out;
 };
 
@@ -98,7 +105,7 @@ struct Level {
     int width;        // floats in a register
     int max_vectors;  // registers of samples in the largest tile
     int permute_up_to;  // batches up to this size take the permute kernel with banks of 16; with larger banks smaller ones
-    int permute_bank;   // the largest bank it can read
+    int permute_bank;  // the largest bank it can read
     void (*tile)(const Tile &);
     // Where the columns of the group's slots [first, last) lie: out[slot - first][16]. Narrow where 16 bits are enough.
     void (*decode)(const Packed &, const Columns &, int64_t group, int64_t first, int64_t last, uint16_t *out);

@@ -120,12 +120,14 @@ IntegerMatrix::IntegerMatrix(const Packed &p, const float *row_scale)
     }
     for (int32_t number : bank) place.push_back(number * int32_t(table));
     count = int64_t(bytes.size()) / unit_bytes;
-    units.reset(static_cast<uint8_t *>(std::aligned_alloc(alignment, (bytes.size() + alignment) / alignment * alignment)));
+    units.reset(
+        static_cast<uint8_t *>(std::aligned_alloc(alignment, (bytes.size() + alignment) / alignment * alignment)));
     if (!units) throw std::bad_alloc();
     std::copy(bytes.begin(), bytes.end(), units.get());
 }
 
-Quantised quantise_tokens(const IntegerLevel &level, const float *x, int64_t cols, int64_t ldx, int64_t tokens, int threads) {
+Quantised quantise_tokens(const IntegerLevel &level, const float *x, int64_t cols, int64_t ldx, int64_t tokens,
+                          int threads) {
     const int64_t pitch = (cols + table - 1) / table * table;
     const int64_t bytes = pitch * tokens + int64_t(sizeof(Step)) * tokens;
     uint8_t *q = static_cast<uint8_t *>(scratch(Scratch::quantised, bytes + table));
@@ -138,8 +140,8 @@ Quantised quantise_tokens(const IntegerLevel &level, const float *x, int64_t col
     return {q, steps, pitch};
 }
 
-void multiply_tokens(const IntegerLevel &level, const IntegerMatrix &m, const Quantised &inputs, int64_t tokens, float *y,
-                     int64_t ldy, const float *bias, bool relu, int threads) {
+void multiply_tokens(const IntegerLevel &level, const IntegerMatrix &m, const Quantised &inputs, int64_t tokens,
+                     float *y, int64_t ldy, const float *bias, bool relu, int threads) {
     const int64_t groups = int64_t(m.groups.size()), pitch = inputs.pitch;
     if (tokens == 0 || groups == 0) return;
     const int useful = int(std::max<int64_t>(1, std::min<int64_t>(threads, m.count * 64 * tokens / work_per_thread)));

@@ -26,8 +26,8 @@ namespace prunus {
 namespace kernels {
 
 constexpr int64_t unit_bytes = 96, table = 16;
-constexpr int top = 127;                          // of a quantised input; 2 * 127 * 128 fits 16 bits
-constexpr int64_t most_in_row = 133144;           // weights whose sum is sure to fit 32 bits
+constexpr int top = 127;                 // of a quantised input; 2 * 127 * 128 fits 16 bits
+constexpr int64_t most_in_row = 133144;  // weights whose sum is sure to fit 32 bits
 
 struct IntegerGroup {
     int64_t unit, place;  // where its units and places begin
@@ -39,10 +39,10 @@ struct IntegerMatrix {
     std::vector<IntegerGroup> groups;
     std::unique_ptr<uint8_t, void (*)(void *)> units;  // 64-byte aligned
     int64_t count = 0;                                 // of units
-    std::vector<int32_t> bank;   // of each table: one for a quad, two for pairs, four for crossed
-    std::vector<int32_t> place;  // the same as offsets in bytes: 16 * bank
-    std::vector<int32_t> sum;    // of each row's weights, rows in whole groups
-    std::vector<float> scale;    // likewise
+    std::vector<int32_t> bank;                         // of each table: one for a quad, two for pairs, four for crossed
+    std::vector<int32_t> place;                        // the same as offsets in bytes: 16 * bank
+    std::vector<int32_t> sum;                          // of each row's weights, rows in whole groups
+    std::vector<float> scale;                          // likewise
 
     explicit IntegerMatrix(const Packed &, const float *scale);
 };
@@ -107,8 +107,8 @@ struct Quantised {
 
 Quantised quantise_tokens(const IntegerLevel &, const float *x, int64_t cols, int64_t ldx, int64_t tokens, int threads);
 
-void multiply_tokens(const IntegerLevel &, const IntegerMatrix &, const Quantised &, int64_t tokens, float *y, int64_t ldy,
-                     const float *bias, bool relu, int threads);
+void multiply_tokens(const IntegerLevel &, const IntegerMatrix &, const Quantised &, int64_t tokens, float *y,
+                     int64_t ldy, const float *bias, bool relu, int threads);
 
 // y (tokens x rows) = act(x (tokens x cols) * W^T + bias).
 void integer_linear(const IntegerLevel &, const IntegerMatrix &, const float *x, int64_t ldx, int64_t tokens, float *y,

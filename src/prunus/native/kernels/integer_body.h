@@ -55,7 +55,8 @@ struct Sums {
 };
 
 template <int S>
-inline void quads(const uint8_t *unit, const int32_t *place, int32_t count, const uint8_t *x, int64_t pitch, Sums<S> &sums) {
+inline void quads(const uint8_t *unit, const int32_t *place, int32_t count, const uint8_t *x, int64_t pitch,
+                  Sums<S> &sums) {
     const __m256i nibble = _mm256_set1_epi8(15);
     for (int32_t u = 0; u < count; ++u, unit += unit_bytes, ++place) {
         if (S == 1) _mm_prefetch(reinterpret_cast<const char *>(unit) + 768, _MM_HINT_T0);
@@ -72,7 +73,8 @@ inline void quads(const uint8_t *unit, const int32_t *place, int32_t count, cons
 }
 
 template <int S>
-inline void pairs(const uint8_t *unit, const int32_t *place, int32_t count, const uint8_t *x, int64_t pitch, Sums<S> &sums) {
+inline void pairs(const uint8_t *unit, const int32_t *place, int32_t count, const uint8_t *x, int64_t pitch,
+                  Sums<S> &sums) {
     const __m256i nibble = _mm256_set1_epi8(15);
     for (int32_t u = 0; u < count; ++u, unit += unit_bytes, place += 2) {
         if (S == 1) _mm_prefetch(reinterpret_cast<const char *>(unit) + 768, _MM_HINT_T0);
@@ -90,9 +92,11 @@ inline void pairs(const uint8_t *unit, const int32_t *place, int32_t count, cons
 }
 
 template <int S>
-inline void crossed(const uint8_t *unit, const int32_t *place, int32_t count, const uint8_t *x, int64_t pitch, Sums<S> &sums) {
+inline void crossed(const uint8_t *unit, const int32_t *place, int32_t count, const uint8_t *x, int64_t pitch,
+                    Sums<S> &sums) {
     const __m256i nibble = _mm256_set1_epi8(15);
-    const __m256i odd = _mm256_set1_epi16(int16_t(0x8000)), even = _mm256_set1_epi16(0x0080);  // a shuffle gives zero there
+    const __m256i odd = _mm256_set1_epi16(int16_t(0x8000)),
+                  even = _mm256_set1_epi16(0x0080);  // a shuffle gives zero there
     for (int32_t u = 0; u < count; ++u, unit += unit_bytes, place += 4) {
         if (S == 1) _mm_prefetch(reinterpret_cast<const char *>(unit) + 768, _MM_HINT_T0);
         const __m256i packed = load(unit), first = _mm256_and_si256(packed, nibble);
@@ -120,14 +124,18 @@ inline __m256 finish(__m256i sum, const IntegerTask &t, const Step &step, int64_
 }
 
 inline void end(const IntegerTask &t, int token, const __m256i (&sum)[2]) {
-    const __m256i rows[2] = {_mm256_permute2x128_si256(sum[0], sum[1], 0x20), _mm256_permute2x128_si256(sum[0], sum[1], 0x31)};
+    const __m256i rows[2] = {_mm256_permute2x128_si256(sum[0], sum[1], 0x20),
+                             _mm256_permute2x128_si256(sum[0], sum[1], 0x31)};
     float *out = t.out + token * t.ldo;
     for (int half = 0; half < 2; ++half) {
         const int64_t row = 8 * half, left = t.rows - row;
         if (left <= 0) return;
-        const __m256i some = _mm256_cmpgt_epi32(_mm256_set1_epi32(int(left)), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+        const __m256i some =
+            _mm256_cmpgt_epi32(_mm256_set1_epi32(int(left)), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
         __m256 value = finish(rows[half], t, t.step[token], row);
-        if (t.bias) value = _mm256_add_ps(value, left >= 8 ? _mm256_loadu_ps(t.bias + row) : _mm256_maskload_ps(t.bias + row, some));
+        if (t.bias)
+            value = _mm256_add_ps(value,
+                                  left >= 8 ? _mm256_loadu_ps(t.bias + row) : _mm256_maskload_ps(t.bias + row, some));
         if (t.relu) value = _mm256_max_ps(_mm256_setzero_ps(), value);  // in this order it keeps NaN
         if (left >= 8)
             _mm256_storeu_ps(out + row, value);

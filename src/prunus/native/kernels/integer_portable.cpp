@@ -51,7 +51,8 @@ void multiply(const IntegerTask &t) {
                 look_up(unit, tables, count, found);
                 for (int64_t row = 0; row < lanes; ++row) {
                     const int64_t at = row / 4 % 2 * 32 + row % 4 * 4 + row / 8 * 16;
-                    for (int slot = 0; slot < 4; ++slot) sum[row] += int(found[at + slot]) * int8_t(unit[32 + at + slot]);
+                    for (int slot = 0; slot < 4; ++slot)
+                        sum[row] += int(found[at + slot]) * int8_t(unit[32 + at + slot]);
                 }
             }
         };

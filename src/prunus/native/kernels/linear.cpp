@@ -8,12 +8,13 @@ namespace prunus {
 namespace kernels {
 namespace {
 
-constexpr int64_t block_bytes = 26 << 10;  // inputs and weights of one block of columns: most of a 32 KB first-level cache
+constexpr int64_t block_bytes =
+    26 << 10;  // inputs and weights of one block of columns: most of a 32 KB first-level cache
 constexpr int64_t weight_bytes = sizeof(float) + sizeof(uint16_t);  // of a decoded weight: its value and its offset
 constexpr int64_t sums_bytes = 384 << 10;  // sums that stay at hand: most of a 512 KB second-level cache
 constexpr int64_t tiles_together = 6;      // that share what is decoded
 constexpr int64_t chunk_slots = 1024, chunk_groups = 128;  // decoded at once, at most
-constexpr int64_t segment_columns = 4096;  // whose places fit 16 bits
+constexpr int64_t segment_columns = 4096;                  // whose places fit 16 bits
 constexpr int64_t work_per_thread = 100000;  // multiply-adds below which a second thread costs more than it brings
 
 int64_t banks_in_segment(const Packed &p) { return segment_columns / p.bank; }
@@ -124,7 +125,8 @@ struct TileJob {
             const int64_t skipped = b % segment * p.bank * level.width;
             for (chunk.last = g0; chunk.last < g1;) {
                 take(chunk, cursor, last_bank, room);
-                for (int64_t t = 0; t < tiles; ++t) multiply(chunk, t, b == 0, xt, xt_size, skipped, acc + t * acc_size);
+                for (int64_t t = 0; t < tiles; ++t)
+                    multiply(chunk, t, b == 0, xt, xt_size, skipped, acc + t * acc_size);
             }
             b = last_bank;
         } while (b < banks);
@@ -135,8 +137,10 @@ struct TileJob {
     void take(Chunk &chunk, int64_t *cursor, int64_t last_bank, int64_t room) const {
         uint16_t *new_places = nullptr;
         float *new_values = nullptr;
-        if (!places) new_places = static_cast<uint16_t *>(scratch(Scratch::places, room * lanes * int64_t(sizeof(uint16_t))));
-        if (p.kind != Values::f32) new_values = static_cast<float *>(scratch(Scratch::values, room * lanes * int64_t(sizeof(float))));
+        if (!places)
+            new_places = static_cast<uint16_t *>(scratch(Scratch::places, room * lanes * int64_t(sizeof(uint16_t))));
+        if (p.kind != Values::f32)
+            new_values = static_cast<float *>(scratch(Scratch::values, room * lanes * int64_t(sizeof(float))));
         int64_t used = 0, last = 0, number = 0;
         chunk.first = chunk.last;
         for (int64_t g = chunk.first; g < g1 && number < chunk_groups; ++g, ++number) {
@@ -175,7 +179,8 @@ struct TileJob {
             const int64_t number = g - chunk.first;
             t.slots = chunk.slots[number];
             if (t.slots == 0 && !fresh) continue;
-            t.acc = acc + (g - g0) * lanes * ld, t.first_row = g * lanes, t.rows = std::min(lanes, p.rows - t.first_row);
+            t.acc = acc + (g - g0) * lanes * ld, t.first_row = g * lanes,
+            t.rows = std::min(lanes, p.rows - t.first_row);
             t.narrow = chunk.places[number], t.values = chunk.values[number];
             level.tile(t);
         }
@@ -187,14 +192,22 @@ struct TileJob {
             const Run all = {0, 0, 0, ld};
             const float *scale = f.scale ? f.scale + first : nullptr;
             const float *bias = f.scale && f.bias ? f.bias + first : nullptr;
-            level.finish({acc, ld, rows, ld, 0, &all, 1, scale, bias, nullptr, f.relu, acc});
+            level.finish({.finish = {.bias = bias, .scale = scale, .other = nullptr, .relu = f.relu},
+                          .acc = acc,
+                          .ld = ld,
+                          .rows = rows,
+                          .plane = ld,
+                          .other_plane = 0,
+                          .runs = &all,
+                          .count = 1,
+                          .out = acc});
         }
         level.from_tile(acc, ld, rows, samples(tile), y + sample(tile) * p.rows + first, p.rows);
     }
 };
 
-void linear_tile(const Level &level, const Packed &p, Places &cache, const float *x, int64_t ldx, int64_t batch, float *y,
-                 const Finish &f, int threads) {
+void linear_tile(const Level &level, const Packed &p, Places &cache, const float *x, int64_t ldx, int64_t batch,
+                 float *y, const Finish &f, int threads) {
     const int64_t vectors = (batch + level.width - 1) / level.width;
     const int64_t tiles = (vectors + level.max_vectors - 1) / level.max_vectors;
     const int64_t sets = (tiles + tiles_together - 1) / tiles_together;
@@ -213,15 +226,29 @@ void linear_tile(const Level &level, const Packed &p, Places &cache, const float
     parallel(threads, sets * parts, [&](int64_t task) {
         const int64_t set = task / parts, part = task % parts;
         const int64_t t0 = tiles * set / sets, t1 = tiles * (set + 1) / sets;
-        TileJob{level, p, places, columns, f, x, ldx, batch, y, vectors * t0 / tiles, vectors * t1 / tiles, t1 - t0,
-                p.groups * part / parts, p.groups * (part + 1) / parts}.run();
+        TileJob{level,
+                p,
+                places,
+                columns,
+                f,
+                x,
+                ldx,
+                batch,
+                y,
+                vectors * t0 / tiles,
+                vectors * t1 / tiles,
+                t1 - t0,
+                p.groups * part / parts,
+                p.groups * (part + 1) / parts}
+            .run();
     });
 }
 
 }  // namespace
 
 bool permutes(const Level &level, const Packed &p, int64_t batch) {
-    if (p.groups == 0 || p.bank > level.permute_bank || batch > (level.permute_up_to * 16 + p.bank / 2) / p.bank) return false;
+    if (p.groups == 0 || p.bank > level.permute_bank || batch > (level.permute_up_to * 16 + p.bank / 2) / p.bank)
+        return false;
     // Tables for larger banks pay only if all groups use the same ones.
     return p.bank == 16 || p.schedule_start[0] == p.schedule_start[p.groups - 1];
 }

@@ -25,7 +25,8 @@ uint64_t kept_columns(const float *row, int64_t count) {
 
 int64_t count_kept(const float *row, int64_t count) {
     int64_t kept = 0;
-    for (int64_t j = 0; j < count; j += 64) kept += __builtin_popcountll(kept_columns(row + j, std::min<int64_t>(64, count - j)));
+    for (int64_t j = 0; j < count; j += 64)
+        kept += __builtin_popcountll(kept_columns(row + j, std::min<int64_t>(64, count - j)));
     return kept;
 }
 
@@ -131,14 +132,15 @@ const char *verify(const Packed &p, int64_t schedule_size, int64_t slots, int64_
     const uint32_t mask = per_packet == 2 ? 15 : 255;
     if (p.slot_start[0] != 0 || p.packet_start[0] != 0) return "its first group does not start at zero";
     for (int64_t g = 1; g <= p.groups; ++g)
-        if (p.slot_start[g] < p.slot_start[g - 1] || p.slot_start[g] > slots || p.packet_start[g] < p.packet_start[g - 1] ||
-            p.packet_start[g] > packets)
+        if (p.slot_start[g] < p.slot_start[g - 1] || p.slot_start[g] > slots ||
+            p.packet_start[g] < p.packet_start[g - 1] || p.packet_start[g] > packets)
             return "a group's values or index reach past the end";
     for (int64_t g = 0; g < p.groups; ++g) {
         const int64_t here = p.slots(g), start = p.schedule_start[g];
         if (p.packet_start[g + 1] - p.packet_start[g] != (here + per_packet - 1) / per_packet)
             return "a group's index does not match its slots";
-        if (start < 0 || start > schedule_size || here > schedule_size - start) return "a group's schedule reaches past the end";
+        if (start < 0 || start > schedule_size || here > schedule_size - start)
+            return "a group's schedule reaches past the end";
         for (int64_t s = 0; s < here; ++s) {
             const int64_t bank = p.schedule[start + s];
             if (bank < 0 || bank >= p.banks()) return "a slot names a bank that does not exist";
@@ -147,10 +149,12 @@ const char *verify(const Packed &p, int64_t schedule_size, int64_t slots, int64_
             const uint32_t width = uint32_t(std::min(p.bank, p.cols - bank * p.bank));
             const uint8_t *packet = p.index + (p.packet_start[g] + s / per_packet) * lanes;
             for (int64_t i = 0; i < lanes; ++i)
-                if ((uint32_t(packet[i] >> (s % per_packet * 4)) & mask) >= width) return "an index points outside its bank";
+                if ((uint32_t(packet[i] >> (s % per_packet * 4)) & mask) >= width)
+                    return "an index points outside its bank";
         }
     }
-    if (p.slot_start[p.groups] != slots || p.packet_start[p.groups] != packets) return "it holds more than its groups use";
+    if (p.slot_start[p.groups] != slots || p.packet_start[p.groups] != packets)
+        return "it holds more than its groups use";
     return nullptr;
 }
 

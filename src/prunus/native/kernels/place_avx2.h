@@ -19,7 +19,9 @@ struct Placer {
             _mm256_storeu_si256(reinterpret_cast<__m256i *>(out + i), _mm256_add_epi32(scaled, start));
         }
     }
-    void low(const uint8_t *packet, uint32_t base, Offset *out) const { put(_mm_and_si128(bytes(packet), _mm_set1_epi8(15)), base, out); }
+    void low(const uint8_t *packet, uint32_t base, Offset *out) const {
+        put(_mm_and_si128(bytes(packet), _mm_set1_epi8(15)), base, out);
+    }
     void high(const uint8_t *packet, uint32_t base, Offset *out) const {
         put(_mm_and_si128(_mm_srli_epi16(bytes(packet), 4), _mm_set1_epi8(15)), base, out);
     }

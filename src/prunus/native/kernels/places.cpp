@@ -19,7 +19,8 @@ const uint16_t *Places::of(const Level &level, const Packed &p, const Columns &c
     const uint32_t *base = columns.table ? columns.table : columns.base;
     const Kept *kept = one.kept.load();
     if (!kept) {  // without a lock, which a fork could leave taken
-        std::unique_ptr<Kept> made(new Kept{{base, base + count}, columns.stride, std::vector<uint16_t>(size_t(weights))});
+        std::unique_ptr<Kept> made(
+            new Kept{{base, base + count}, columns.stride, std::vector<uint16_t>(size_t(weights))});
         for (int64_t g = 0; g < p.groups; ++g)
             level.decode(p, columns, g, 0, p.slots(g), made->at.data() + p.slot_start[g] * lanes);
         kept = one.kept.compare_exchange_strong(kept, made.get()) ? made.release() : one.kept.load();

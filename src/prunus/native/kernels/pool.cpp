@@ -63,7 +63,9 @@ class Pool {
         }
         state_.store(uint64_t(wanted) * vacancy);
         if (sleeping_.load() > 0) {
-            { std::lock_guard<std::mutex> hold(sleep_); }
+            {
+                std::lock_guard<std::mutex> hold(sleep_);
+            }
             wake_.notify_all();
         }
         work();
@@ -131,7 +133,9 @@ class Pool {
             }
             work();
             if (state_.fetch_sub(1) == 1 && waiting_.load()) {
-                { std::lock_guard<std::mutex> hold(sleep_); }
+                {
+                    std::lock_guard<std::mutex> hold(sleep_);
+                }
                 done_.notify_one();
             }
         }

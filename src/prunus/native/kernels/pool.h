@@ -14,8 +14,9 @@ void run_tasks(int threads, int64_t tasks, Task task, void *context);
 
 template <typename F>
 void parallel(int threads, int64_t tasks, const F &body) {
-    run_tasks(threads, tasks, [](void *context, int64_t index) { (*static_cast<const F *>(context))(index); },
-              const_cast<void *>(static_cast<const void *>(&body)));
+    run_tasks(
+        threads, tasks, [](void *context, int64_t index) { (*static_cast<const F *>(context))(index); },
+        const_cast<void *>(static_cast<const void *>(&body)));
 }
 
 // Memory that a thread keeps between calls, by what it is used for; 64-byte aligned, contents undefined.

@@ -131,9 +131,27 @@ void permute_kernel(const Packed &p, int64_t group, const float *x, int64_t ldx,
 }  // namespace
 
 const Level &portable_level() {
-    static constexpr Level level = {"portable", W, max_vectors, 3, 16, tile_kernel, decode_offsets<uint16_t>, decode_offsets<uint32_t>, decode_values, 0, nullptr,
-                                    permute_kernel, to_tile, from_tile, finish_tile, copy_floats, copy_window,
-                                    read_floats, multiply_adds};
+    static constexpr Level level = {
+        .name = "portable",
+        .width = W,
+        .max_vectors = max_vectors,
+        .permute_up_to = 3,
+        .permute_bank = 16,
+        .tile = tile_kernel,
+        .decode = decode_offsets<uint16_t>,
+        .decode_wide = decode_offsets<uint32_t>,
+        .values = decode_values,
+        .table_bytes = 0,
+        .prepare = nullptr,
+        .permute = permute_kernel,
+        .to_tile = to_tile,
+        .from_tile = from_tile,
+        .finish = finish_tile,
+        .copy = copy_floats,
+        .window = copy_window,
+        .read = read_floats,
+        .multiply = multiply_adds,
+    };
     return level;
 }
 

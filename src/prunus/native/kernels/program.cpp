@@ -72,7 +72,8 @@ void Program::thin(Size size, int64_t step_y, int64_t step_x, int64_t before, in
     steps_.push_back({Kind::thin, in, out, in, false, size, {step_y, step_x, before, after}, nullptr});
 }
 
-void Program::max_pool(Size size, int64_t kernel_y, int64_t kernel_x, int64_t stride_y, int64_t stride_x, Place in, Place out) {
+void Program::max_pool(Size size, int64_t kernel_y, int64_t kernel_x, int64_t stride_y, int64_t stride_x, Place in,
+                       Place out) {
     steps_.push_back({Kind::max_pool, in, out, in, false, size, {kernel_y, kernel_x, stride_y, stride_x}, nullptr});
 }
 

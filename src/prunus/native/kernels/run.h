@@ -11,13 +11,6 @@ namespace kernels {
 
 enum class Choice : int { automatic = 0, permute = 1, tile = 2, integer = 3 };
 
-struct Finish {
-    const float *bias;   // [rows] or null
-    const float *scale;  // [rows] or null: per-row scales of int8 values
-    const float *other;  // added before the activation, laid out like the output; or null
-    bool relu;
-};
-
 // Where the input of each weight lies in a tile: two bytes for each weight, of a layer small enough to stay in a cache.
 // Kept from the second call on, for the columns of that call; null otherwise.
 class Places {
@@ -40,8 +33,8 @@ class Places {
 };
 
 // y (batch x rows) = act(x (batch x cols) * W^T * scale + bias).
-void linear(const Level &, const Packed &, Places &, const float *x, int64_t ldx, int64_t batch, float *y, const Finish &,
-            int threads, Choice);
+void linear(const Level &, const Packed &, Places &, const float *x, int64_t ldx, int64_t batch, float *y,
+            const Finish &, int threads, Choice);
 
 // Which of the two kernels `automatic` takes for so many samples.
 bool permutes(const Level &, const Packed &, int64_t batch);

@@ -55,12 +55,13 @@ __attribute__((always_inline)) inline void rows_kernel(const Tile &t, const Offs
     }
     if (t.end) {
         const Direct &e = *t.end;
+        const Finish &f = e.finish;
 #pragma GCC unroll 8
         for (int r = 0; r < R; ++r) {
             if (row + r >= t.rows) break;
             const int64_t n = t.first_row + row + r;
-            if (e.scale) {
-                const vec scale = all(e.scale[n]), bias = all(e.bias ? e.bias[n] : 0.0f);
+            if (f.scale) {
+                const vec scale = all(f.scale[n]), bias = all(f.bias ? f.bias[n] : 0.0f);
 #pragma GCC unroll 8
                 for (int v = 0; v < V; ++v) sum[r][v] = fma(sum[r][v], scale, bias);
             }
@@ -68,7 +69,7 @@ __attribute__((always_inline)) inline void rows_kernel(const Tile &t, const Offs
 #pragma GCC unroll 8
                 for (int v = 0; v < V; ++v) sum[r][v] = add(sum[r][v], load(e.other[v] + n * e.other_plane));
             }
-            if (e.relu) {
+            if (f.relu) {
 #pragma GCC unroll 8
                 for (int v = 0; v < V; ++v) sum[r][v] = positive(sum[r][v]);
             }
@@ -146,17 +147,18 @@ void tile_kernel(const Tile &t) {
 }
 
 void finish_tile(const Ending &e) {
+    const Finish &f = e.finish;
     for (int64_t r = 0; r < e.rows; ++r) {
-        const float scale = e.scale ? e.scale[r] : 1.0f, bias = e.bias ? e.bias[r] : 0.0f;
+        const float scale = f.scale ? f.scale[r] : 1.0f, bias = f.bias ? f.bias[r] : 0.0f;
         const vec scales = all(scale), biases = all(bias);
         for (const Run *run = e.runs; run < e.runs + e.count; ++run) {
             const float *acc = e.acc + r * e.ld + run->from;
             float *out = e.out + r * e.plane + run->to;
-            const float *other = e.other ? e.other + r * e.other_plane + run->also : nullptr;
+            const float *other = f.other ? f.other + r * e.other_plane + run->also : nullptr;
             const auto at = [&](int64_t i) {
                 vec v = fma(load(acc + i), scales, biases);
                 if (other) v = add(v, load(other + i));
-                store(out + i, e.relu ? positive(v) : v);
+                store(out + i, f.relu ? positive(v) : v);
             };
             if (run->count >= W) {
                 for (int64_t i = 0; i + W <= run->count; i += W) at(i);
@@ -166,7 +168,7 @@ void finish_tile(const Ending &e) {
             for (int64_t i = run->count / W * W; i < run->count; ++i) {
                 float v = acc[i] * scale + bias;
                 if (other) v += other[i];
-                out[i] = e.relu && v < 0.0f ? 0.0f : v;  // keeps NaN, as torch does
+                out[i] = f.relu && v < 0.0f ? 0.0f : v;  // keeps NaN, as torch does
             }
         }
     }
@@ -191,7 +193,8 @@ struct Inside {
 template <int S, bool whole, bool second>
 inline void copy_window(const Window &w, const Inside *inside, int64_t pitch, int64_t room, float *out) {
     const int shifts = S ? S : int(w.shifts);
-    const int64_t below = room * W, ahead = 4 * w.plane, next = max_vectors * w.pitch;  // what is read soon, and by the next tile
+    const int64_t below = room * W, ahead = 4 * w.plane,
+                  next = max_vectors * w.pitch;  // what is read soon, and by the next tile
     const float *from = w.from;
     for (int64_t c = 0; c < w.channels; ++c, from += w.plane, out += pitch) {
         float *to = out;
@@ -229,7 +232,8 @@ inline void copy_window(const Window &w, int64_t pitch, int64_t room, float *out
 }
 
 void copy_window(const Window &w, int64_t pitch, int64_t room, float *out) {
-    if (w.second) return w.shifts == 3 ? copy_window<3, true>(w, pitch, room, out) : copy_window<0, true>(w, pitch, room, out);
+    if (w.second)
+        return w.shifts == 3 ? copy_window<3, true>(w, pitch, room, out) : copy_window<0, true>(w, pitch, room, out);
     return w.shifts == 3 ? copy_window<3, false>(w, pitch, room, out) : copy_window<0, false>(w, pitch, room, out);
 }
 

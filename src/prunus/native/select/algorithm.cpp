@@ -18,17 +18,26 @@ constexpr std::int64_t few = 1 << 15;    // up to here every key is a candidate
 constexpr std::int64_t sample_size = 1 << 16;
 constexpr std::int32_t highest = std::numeric_limits<std::int32_t>::max();
 
-template <typename Bits> const BlockKernels<Bits> &table(const Kernels &kernels);
-template <> const BlockKernels<std::int32_t> &table<std::int32_t>(const Kernels &kernels) { return kernels.single; }
-template <> const BlockKernels<std::int16_t> &table<std::int16_t>(const Kernels &kernels) { return kernels.half; }
+template <typename Bits>
+const BlockKernels<Bits> &table(const Kernels &kernels);
+template <>
+const BlockKernels<std::int32_t> &table<std::int32_t>(const Kernels &kernels) {
+    return kernels.single;
+}
+template <>
+const BlockKernels<std::int16_t> &table<std::int16_t>(const Kernels &kernels) {
+    return kernels.half;
+}
 
-template <typename Bits> std::int32_t key_of(Bits bits, bool absolute) {
+template <typename Bits>
+std::int32_t key_of(Bits bits, bool absolute) {
     const std::int32_t wide = bits, magnitude = wide & (sizeof(Bits) == 4 ? 0x7fffffff : 0x7fff);
     return absolute || wide >= 0 ? magnitude : -magnitude;
 }
 
 // Calls visit(data, n) for every block of every part, in order, until it returns false.
-template <typename Bits, typename Visit> bool for_blocks(const std::vector<Part> &parts, Visit visit) {
+template <typename Bits, typename Visit>
+bool for_blocks(const std::vector<Part> &parts, Visit visit) {
     for (const Part &part : parts)
         for (std::int64_t start = 0; start < part.size; start += block)
             if (!visit(static_cast<const Bits *>(part.data) + start, std::min(block, part.size - start))) return false;
@@ -53,7 +62,8 @@ std::int64_t total_size(const std::vector<Part> &parts) {
 }
 
 // Keys at one random place of each of many equal strata: spread out, and read in order of address.
-template <typename Bits> std::vector<std::int32_t> draw_sample(const std::vector<Part> &parts, bool absolute) {
+template <typename Bits>
+std::vector<std::int32_t> draw_sample(const std::vector<Part> &parts, bool absolute) {
     const double stride = double(total_size(parts)) / double(sample_size);
     std::vector<std::int32_t> sample;
     sample.reserve(sample_size);
@@ -95,9 +105,8 @@ Bracket bracket_of(std::vector<std::int32_t> sample, double fraction) {
 Threshold select_from(std::vector<std::int32_t> &keys, std::int64_t count) {
     std::nth_element(keys.begin(), keys.begin() + std::ptrdiff_t(count - 1), keys.end());
     const std::int32_t key = keys[std::size_t(count - 1)];
-    return {key, count - std::count_if(keys.begin(), keys.begin() + std::ptrdiff_t(count), [key](std::int32_t other) {
-                return other < key;
-            })};
+    return {key, count - std::count_if(keys.begin(), keys.begin() + std::ptrdiff_t(count),
+                                       [key](std::int32_t other) { return other < key; })};
 }
 
 // The threshold from the keys inside the bracket; false where it lies outside or too many keys lie inside.
@@ -120,8 +129,8 @@ bool try_bracket(const std::vector<Part> &parts, bool absolute, std::int64_t cou
 }
 
 template <typename Bits>
-bool try_point(const std::vector<Part> &parts, bool absolute, std::int64_t count, std::int32_t key, const Kernels &kernels,
-               Threshold *found, Tally *tally) {
+bool try_point(const std::vector<Part> &parts, bool absolute, std::int64_t count, std::int32_t key,
+               const Kernels &kernels, Threshold *found, Tally *tally) {
     for_blocks<Bits>(parts, [&](const Bits *data, std::int64_t n) {
         table<Bits>(kernels).count(data, std::size_t(n), absolute, key, tally);
         return true;
@@ -213,8 +222,8 @@ void mask_of(const std::vector<Part> &parts, const std::vector<std::uint8_t *> &
              const Kernels &kernels) {
     for (std::size_t p = 0; p < parts.size(); ++p)
         for (std::int64_t start = 0; start < parts[p].size; start += block)
-            mark_block(static_cast<const Bits *>(parts[p].data) + start, std::min(block, parts[p].size - start), absolute,
-                       &left, kernels, masks[p] + start);
+            mark_block(static_cast<const Bits *>(parts[p].data) + start, std::min(block, parts[p].size - start),
+                       absolute, &left, kernels, masks[p] + start);
 }
 
 template <typename Bits>
@@ -259,8 +268,8 @@ void equal_banks(const Bits *data, std::int64_t rows, std::int64_t whole, std::i
         kernel.narrow_banks(data, std::size_t(rows * stride), absolute, bank, drops, std::size_t(whole), mask, tally);
     } else if (narrow && whole >= 16) {
         for (std::int64_t row = 0; row < rows; ++row)
-            kernel.narrow_banks(data + row * stride, std::size_t(whole * bank), absolute, bank, drops, std::size_t(whole),
-                                mask + row * stride, tally);
+            kernel.narrow_banks(data + row * stride, std::size_t(whole * bank), absolute, bank, drops,
+                                std::size_t(whole), mask + row * stride, tally);
     } else if (bank <= widest_network) {
         kernel.wide_banks(data, std::size_t(rows), std::size_t(whole), std::size_t(stride), absolute, bank, drops, mask,
                           tally);
@@ -274,8 +283,8 @@ void equal_banks(const Bits *data, std::int64_t rows, std::int64_t whole, std::i
 }
 
 template <typename Bits>
-bool banks_of(const Bits *data, std::int64_t rows, std::int64_t columns, Order order, int bank, const std::int32_t *drops,
-              const Kernels &kernels, std::uint8_t *mask) {
+bool banks_of(const Bits *data, std::int64_t rows, std::int64_t columns, Order order, int bank,
+              const std::int32_t *drops, const Kernels &kernels, std::uint8_t *mask) {
     Tally tally;
     const std::int64_t whole = columns / bank, rest = columns % bank;
     if (whole) equal_banks(data, rows, whole, columns, order.absolute, bank, drops, kernels, mask, &tally);
@@ -293,8 +302,8 @@ bool find_threshold(const std::vector<Part> &parts, Order order, std::int64_t co
                       : threshold_of<std::int32_t>(parts, order, count, kernels, found);
 }
 
-void write_mask(const std::vector<Part> &parts, const std::vector<std::uint8_t *> &masks, Order order, Threshold threshold,
-                const Kernels &kernels) {
+void write_mask(const std::vector<Part> &parts, const std::vector<std::uint8_t *> &masks, Order order,
+                Threshold threshold, const Kernels &kernels) {
     for (std::size_t p = 0; p < parts.size(); ++p) prefer_large_pages(masks[p], parts[p].size);
     order.half ? mask_of<std::int16_t>(parts, masks, order.absolute, threshold, kernels)
                : mask_of<std::int32_t>(parts, masks, order.absolute, threshold, kernels);
@@ -309,10 +318,10 @@ void write_indices(Part part, Order order, Threshold threshold, std::int64_t cou
 bool write_banks(const void *data, std::int64_t rows, std::int64_t columns, Order order, int bank,
                  const std::vector<std::int32_t> &drops, const Kernels &kernels, std::uint8_t *mask) {
     prefer_large_pages(mask, rows * columns);
-    return order.half ? banks_of(static_cast<const std::int16_t *>(data), rows, columns, order, bank, drops.data(), kernels,
-                                 mask)
-                      : banks_of(static_cast<const std::int32_t *>(data), rows, columns, order, bank, drops.data(), kernels,
-                                 mask);
+    return order.half ? banks_of(static_cast<const std::int16_t *>(data), rows, columns, order, bank, drops.data(),
+                                 kernels, mask)
+                      : banks_of(static_cast<const std::int32_t *>(data), rows, columns, order, bank, drops.data(),
+                                 kernels, mask);
 }
 
 }  // namespace prunus::selection

@@ -28,8 +28,8 @@ struct Threshold {
 // Each returns false where the scores contain NaN.
 bool find_threshold(const std::vector<Part> &parts, Order order, std::int64_t count, const Kernels &kernels,
                     Threshold *found);
-void write_mask(const std::vector<Part> &parts, const std::vector<std::uint8_t *> &masks, Order order, Threshold threshold,
-                const Kernels &kernels);
+void write_mask(const std::vector<Part> &parts, const std::vector<std::uint8_t *> &masks, Order order,
+                Threshold threshold, const Kernels &kernels);
 void write_indices(Part part, Order order, Threshold threshold, std::int64_t count, const Kernels &kernels,
                    std::int64_t *indices);
 bool write_banks(const void *data, std::int64_t rows, std::int64_t columns, Order order, int bank,

@@ -6,8 +6,8 @@
 #define SIMDE_ENABLE_NATIVE_ALIASES
 #include <simde/x86/avx512.h>
 #ifndef _mm512_cvtepi16_epi32  // missing in SIMDe 0.7
-#define _mm512_cvtepi16_epi32(packed)                                                                     \
-    _mm512_inserti64x4(_mm512_castsi256_si512(_mm256_cvtepi16_epi32(_mm256_castsi256_si128(packed))),     \
+#define _mm512_cvtepi16_epi32(packed)                                                                 \
+    _mm512_inserti64x4(_mm512_castsi256_si512(_mm256_cvtepi16_epi32(_mm256_castsi256_si128(packed))), \
                        _mm256_cvtepi16_epi32(_mm256_extracti128_si256(packed, 1)), 1)
 #endif
 #else
@@ -73,7 +73,8 @@ inline void transpose(const std::int32_t *from, std::int32_t *to) {
     for (int i = 0; i < 16; ++i) row[i] = lanes_at(from + 16 * i);
     for (int i = 0; i < 16; i += 4) {
         const __m512i a = _mm512_unpacklo_epi32(row[i], row[i + 1]), b = _mm512_unpackhi_epi32(row[i], row[i + 1]);
-        const __m512i c = _mm512_unpacklo_epi32(row[i + 2], row[i + 3]), d = _mm512_unpackhi_epi32(row[i + 2], row[i + 3]);
+        const __m512i c = _mm512_unpacklo_epi32(row[i + 2], row[i + 3]),
+                      d = _mm512_unpackhi_epi32(row[i + 2], row[i + 3]);
         mixed[i] = _mm512_unpacklo_epi64(a, c);
         mixed[i + 1] = _mm512_unpackhi_epi64(a, c);
         mixed[i + 2] = _mm512_unpacklo_epi64(b, d);

@@ -13,9 +13,13 @@ using std::int64_t;
 using std::size_t;
 using std::uint8_t;
 
-template <typename Bits> inline int32_t magnitude_mask() { return sizeof(Bits) == 4 ? 0x7fffffff : 0x7fff; }
+template <typename Bits>
+inline int32_t magnitude_mask() {
+    return sizeof(Bits) == 4 ? 0x7fffffff : 0x7fff;
+}
 
-template <typename Bits, bool absolute> inline int32_t key_of(Bits bits) {
+template <typename Bits, bool absolute>
+inline int32_t key_of(Bits bits) {
     const int32_t wide = bits, magnitude = wide & magnitude_mask<Bits>();
     return absolute || wide >= 0 ? magnitude : -magnitude;
 }
@@ -23,7 +27,8 @@ template <typename Bits, bool absolute> inline int32_t key_of(Bits bits) {
 inline int ones(unsigned bits) { return __builtin_popcount(bits); }
 
 // Sixteen keys from memory; `seen` collects magnitudes for the NaN check.
-template <typename Bits, bool absolute> inline Keys keys_at(const Bits *data, Keys &seen) {
+template <typename Bits, bool absolute>
+inline Keys keys_at(const Bits *data, Keys &seen) {
     const Keys bits = load(data), magnitude = both(bits, splat(magnitude_mask<Bits>()));
     seen = larger(seen, magnitude);
     return absolute ? magnitude : negate_where(magnitude, bits);
@@ -34,7 +39,8 @@ inline void note(Tally *tally, Keys seen) {
     if (top > tally->largest) tally->largest = top;
 }
 
-template <typename Bits> inline void note_one(Tally *tally, Bits bits) {
+template <typename Bits>
+inline void note_one(Tally *tally, Bits bits) {
     const int32_t magnitude = int32_t(bits) & magnitude_mask<Bits>();
     if (magnitude > tally->largest) tally->largest = magnitude;
 }
@@ -62,7 +68,8 @@ int32_t *scan_keys(const Bits *data, size_t n, int32_t low, int32_t high, int32_
     return found;
 }
 
-template <typename Bits, bool absolute> void count_keys(const Bits *data, size_t n, int32_t threshold, Tally *tally) {
+template <typename Bits, bool absolute>
+void count_keys(const Bits *data, size_t n, int32_t threshold, Tally *tally) {
     const Keys limit = splat(threshold);
     Keys seen = splat(0);
     int64_t under = 0, equal = 0;
@@ -144,8 +151,7 @@ void tile_banks(const Bits *data, const int32_t *drops, uint8_t *out, Keys &seen
         int wanted = 0;
         for (int group = 0; group < groups; ++group) {
             const int drop = drops[run * groups + group];
-            const int32_t limit =
-                drop ? sorted[16 * (bank * group + drop - 1) + run] : prunus::selection::lowest - 1;
+            const int32_t limit = drop ? sorted[16 * (bank * group + drop - 1) + run] : prunus::selection::lowest - 1;
             for (int i = 0; i < bank; ++i) limits[bank * group + i] = limit;
             wanted += drop;
         }
@@ -216,7 +222,8 @@ void wide_run(const Bits *data, size_t rows, size_t whole, size_t stride, int ba
             const size_t b = first + (lane < lanes ? lane : lanes - 1);
             number[lane] = b % whole;
             start[lane] = b / whole * stride + number[lane] * size_t(bank);
-            for (int i = 0; i < bank; ++i) sorted[16 * size_t(i) + lane] = key_of<Bits, absolute>(data[start[lane] + size_t(i)]);
+            for (int i = 0; i < bank; ++i)
+                sorted[16 * size_t(i) + lane] = key_of<Bits, absolute>(data[start[lane] + size_t(i)]);
         }
         sort_rows(sorted, bank);
         for (size_t lane = 0; lane < lanes; ++lane) {
@@ -229,12 +236,14 @@ void wide_run(const Bits *data, size_t rows, size_t whole, size_t stride, int ba
 
 // The table entries: the choice between values and magnitudes is made once for each block.
 template <typename Bits>
-int32_t *scan_entry(const Bits *data, size_t n, bool absolute, int32_t low, int32_t high, int32_t *found, Tally *tally) {
+int32_t *scan_entry(const Bits *data, size_t n, bool absolute, int32_t low, int32_t high, int32_t *found,
+                    Tally *tally) {
     return absolute ? scan_keys<Bits, true>(data, n, low, high, found, tally)
                     : scan_keys<Bits, false>(data, n, low, high, found, tally);
 }
 
-template <typename Bits> void count_entry(const Bits *data, size_t n, bool absolute, int32_t threshold, Tally *tally) {
+template <typename Bits>
+void count_entry(const Bits *data, size_t n, bool absolute, int32_t threshold, Tally *tally) {
     absolute ? count_keys<Bits, true>(data, n, threshold, tally) : count_keys<Bits, false>(data, n, threshold, tally);
 }
 
@@ -252,20 +261,21 @@ void narrow_sized(const Bits *data, size_t n, bool absolute, const int32_t *drop
 }
 
 template <typename Bits>
-void narrow_entry(const Bits *data, size_t n, bool absolute, int bank, const int32_t *drops, size_t period, uint8_t *out,
-                  Tally *tally) {
+void narrow_entry(const Bits *data, size_t n, bool absolute, int bank, const int32_t *drops, size_t period,
+                  uint8_t *out, Tally *tally) {
     if (bank == 16) narrow_sized<Bits, 16>(data, n, absolute, drops, period, out, tally);
     if (bank == 8) narrow_sized<Bits, 8>(data, n, absolute, drops, period, out, tally);
     if (bank == 4) narrow_sized<Bits, 4>(data, n, absolute, drops, period, out, tally);
 }
 
 template <typename Bits>
-void wide_entry(const Bits *data, size_t rows, size_t whole, size_t stride, bool absolute, int bank, const int32_t *drops,
-                uint8_t *out, Tally *tally) {
+void wide_entry(const Bits *data, size_t rows, size_t whole, size_t stride, bool absolute, int bank,
+                const int32_t *drops, uint8_t *out, Tally *tally) {
     absolute ? wide_run<Bits, true>(data, rows, whole, stride, bank, drops, out, tally)
              : wide_run<Bits, false>(data, rows, whole, stride, bank, drops, out, tally);
 }
 
-template <typename Bits> constexpr prunus::selection::BlockKernels<Bits> kernel_table() {
+template <typename Bits>
+constexpr prunus::selection::BlockKernels<Bits> kernel_table() {
     return {scan_entry<Bits>, count_entry<Bits>, mark_entry<Bits>, narrow_entry<Bits>, wide_entry<Bits>};
 }

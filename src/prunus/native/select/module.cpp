@@ -46,8 +46,8 @@ bool drop_smallest(const std::vector<Place> &scores, const std::vector<std::uint
     return true;
 }
 
-bool top_indices(Place scores, std::uintptr_t indices, bool absolute, std::int64_t count, bool half, std::int32_t infinity,
-                 const std::string &level) {
+bool top_indices(Place scores, std::uintptr_t indices, bool absolute, std::int64_t count, bool half,
+                 std::int32_t infinity, const std::string &level) {
     const Kernels &kernels = kernels_for(level);
     const std::vector<Part> parts = parts_of({scores});
     nb::gil_scoped_release unlocked;
@@ -63,8 +63,8 @@ bool drop_in_banks(std::uintptr_t scores, std::int64_t rows, std::int64_t column
                    const std::string &level) {
     const Kernels &kernels = kernels_for(level);
     nb::gil_scoped_release unlocked;
-    return write_banks(reinterpret_cast<const void *>(scores), rows, columns, Order{half, absolute, infinity}, bank, drops,
-                       kernels, reinterpret_cast<std::uint8_t *>(mask));
+    return write_banks(reinterpret_cast<const void *>(scores), rows, columns, Order{half, absolute, infinity}, bank,
+                       drops, kernels, reinterpret_cast<std::uint8_t *>(mask));
 }
 
 }  // namespace
@@ -77,6 +77,6 @@ NB_MODULE(_select, m) {
           "level"_a = "");
     m.def("top_indices", &top_indices, "scores"_a, "indices"_a, "absolute"_a, "count"_a, "half"_a, "infinity"_a,
           "level"_a = "");
-    m.def("drop_in_banks", &drop_in_banks, "scores"_a, "rows"_a, "columns"_a, "mask"_a, "absolute"_a, "bank"_a, "drops"_a,
-          "half"_a, "infinity"_a, "level"_a = "");
+    m.def("drop_in_banks", &drop_in_banks, "scores"_a, "rows"_a, "columns"_a, "mask"_a, "absolute"_a, "bank"_a,
+          "drops"_a, "half"_a, "infinity"_a, "level"_a = "");
 }

@@ -1,7 +1,8 @@
 // A sorting network unrolled at compile time, so that a tile is sorted without leaving the registers. Included by the
 // vector units inside their unnamed namespace, after `Lanes` with lanes_at, lanes_to, lower and upper.
 
-template <int size> struct Network {  // Batcher's merge exchange, the same comparisons as sort_rows
+template <int size>
+struct Network {  // Batcher's merge exchange, the same comparisons as sort_rows
     int count = 0;
     int low[64] = {}, high[64] = {};
     constexpr Network() {
@@ -24,9 +25,11 @@ template <int size> struct Network {  // Batcher's merge exchange, the same comp
     }
 };
 
-template <int size> constexpr Network<size> network{};
+template <int size>
+constexpr Network<size> network{};
 
-template <int i, int j> __attribute__((always_inline)) inline void compare(Lanes *lanes) {
+template <int i, int j>
+__attribute__((always_inline)) inline void compare(Lanes *lanes) {
     const Lanes a = lanes[i], b = lanes[j];
     lanes[i] = lower(a, b);
     lanes[j] = upper(a, b);
@@ -37,7 +40,8 @@ __attribute__((always_inline)) inline void run_network(Lanes *lanes, std::index_
     (compare<network<size>.low[step], network<size>.high[step]>(lanes), ...);
 }
 
-template <int size> inline void sort_tile(std::int32_t *rows) {
+template <int size>
+inline void sort_tile(std::int32_t *rows) {
     for (int part = 0; part < 16; part += lane_count) {
         Lanes lanes[size];
         for (int i = 0; i < size; ++i) lanes[i] = lanes_at(rows + 16 * i + part);

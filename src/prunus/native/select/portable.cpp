@@ -7,8 +7,8 @@ struct Keys {
     std::int32_t lane[16];
 };
 
-#define PRUNUS_LANES(expression)          \
-    Keys out;                             \
+#define PRUNUS_LANES(expression)                             \
+    Keys out;                                                \
     for (int i = 0; i < 16; ++i) out.lane[i] = (expression); \
     return out
 
@@ -66,7 +66,10 @@ inline void exchange(std::int32_t *low, std::int32_t *high) {
 }
 
 void sort_rows(std::int32_t *rows, int size);
-template <int bank> inline void sort_tile(std::int32_t *rows) { sort_rows(rows, bank); }
+template <int bank>
+inline void sort_tile(std::int32_t *rows) {
+    sort_rows(rows, bank);
+}
 
 #include "body.h"
 

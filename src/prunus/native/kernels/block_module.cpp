@@ -1,0 +1,145 @@
+// Bindings of a transformer's block.
+#include <vector>
+
+#include "binding.h"
+#include "block.h"
+
+namespace prunus {
+namespace kernels {
+namespace {
+
+// One block of a transformer. The layers, biases and norms it was made from must outlive it.
+struct BlockRun {
+    Block b{};
+    std::vector<nb::object> held;
+
+    // `layers`: query, key, value, out, up, gate (or None), down; `biases` and `norms` (weight, bias, weight, bias) are
+    // addresses, zero where there is none.
+    BlockRun(const std::vector<nb::object> &layers, const std::vector<uintptr_t> &biases,
+             const std::vector<bool> &integer, const std::vector<uintptr_t> &norms, float first_eps, float second_eps,
+             bool rms, bool before, int activation, int64_t heads, int64_t key_heads, int64_t size, float scaling)
+        : held(layers) {
+        Product *const products[] = {&b.query, &b.key, &b.value, &b.out, &b.up, &b.gate, &b.down};
+        if (layers.size() != 7 || biases.size() != 7 || integer.size() != 7 || norms.size() != 4)
+            throw std::invalid_argument("a block has seven layers and two norms");
+        for (size_t i = 0; i < 7; ++i) {
+            if (layers[i].is_none()) continue;
+            const Layer &layer = nb::cast<const Layer &>(layers[i]);
+            *products[i] = {&layer.p, &layer.places, layer.scale, at<const float>(biases[i]),
+                            integer[i] && layer.p.kind == Values::i8 ? &layer.integer_matrix() : nullptr};
+        }
+        b.first = {at<const float>(norms[0]), at<const float>(norms[1]), first_eps, rms};
+        b.second = {at<const float>(norms[2]), at<const float>(norms[3]), second_eps, rms};
+        b.before = before, b.activation = Activation(activation);
+        b.heads = heads, b.key_heads = key_heads, b.size = size, b.scaling = scaling;
+        const int64_t width = b.out.rows(), query = heads * size, key = key_heads * size, inner = b.up.rows();
+        const bool fits = b.query.cols() == width && b.query.rows() == query && b.key.cols() == width &&
+                          b.key.rows() == key && b.value.cols() == width && b.value.rows() == key &&
+                          b.out.cols() == query && b.up.cols() == width && b.down.cols() == inner &&
+                          b.down.rows() == width && heads > 0 && key_heads > 0 && size > 0 && heads % key_heads == 0 &&
+                          (!b.gate.packed || (b.gate.cols() == width && b.gate.rows() == inner));
+        if (!fits) throw std::invalid_argument("the layers of a block do not fit together");
+    }
+
+    Machine machine(int threads) const {
+        return {level(), integers(), level().name == portable_level().name ? portable_blocks() : blocks(), threads};
+    }
+    static const BlockLevel &blocks() {
+#ifdef PRUNUS_X86
+        return avx2_blocks();
+#else
+        return portable_blocks();
+#endif
+    }
+
+    // Whether x is batch x length x width, plain, and the mask and the rotations (or None) fit it.
+    bool see(nb::handle x, nb::handle mask, nb::handle cos, nb::handle sin, int64_t keys, bool causal,
+             prunus::exchange::Tensor &in, Sequence &s) const {
+        if (!view(x, in) || in.ndim != 3 || in.shape[2] != b.width()) return false;
+        s = {.batch = in.shape[0], .length = in.shape[1], .causal = causal};
+        keys = keys < 0 ? s.length : keys;
+        if (causal && keys < s.length) return false;
+        const auto one_of = [](int64_t found, int64_t wanted) { return found == 1 || found == wanted; };
+        prunus::exchange::Tensor found;
+        if (!mask.is_none()) {
+            if (!view(mask, found) || found.ndim != 4 || found.shape[3] != keys || !one_of(found.shape[0], s.batch) ||
+                !one_of(found.shape[1], b.heads) || !one_of(found.shape[2], s.length))
+                return false;
+            s.mask = found.floats();
+            s.mask_query = found.shape[2] == 1 ? 0 : keys;
+            s.mask_head = found.shape[1] == 1 ? 0 : found.shape[2] * keys;
+            s.mask_batch = found.shape[0] == 1 ? 0 : found.shape[1] * found.shape[2] * keys;
+        }
+        const nb::handle turns[] = {cos, sin};
+        const float **const to[] = {&s.cos, &s.sin};
+        for (int i = 0; i < 2 && !cos.is_none(); ++i) {
+            if (!view(turns[i], found) || found.ndim != 3 || found.shape[1] != s.length || found.shape[2] != b.size ||
+                b.size % 2 || !one_of(found.shape[0], s.batch))
+                return false;
+            *to[i] = found.floats();
+            s.rotation = found.shape[0] == 1 ? 0 : s.length * b.size;
+        }
+        return true;
+    }
+
+    nb::object encode_on(nb::handle x, nb::handle mask, bool causal, int threads) const {
+        prunus::exchange::Tensor in;
+        Sequence s;
+        if (!see(x, mask, nb::none(), nb::none(), -1, causal, in, s)) return nb::none();
+        return make(in, in.shape, [&](float *out) { encode(machine(threads), b, s, in.floats(), out); });
+    }
+
+    // Queries, keys and values of x; None where the caller must look closer.
+    nb::object project_on(nb::handle x, nb::handle cos, nb::handle sin, int threads) const {
+        prunus::exchange::Tensor in;
+        Sequence s;
+        if (!see(x, nb::none(), cos, sin, -1, false, in, s)) return nb::none();
+        int64_t query[4] = {s.batch, b.heads, s.length, b.size}, key[4] = {s.batch, b.key_heads, s.length, b.size};
+        float *at[3] = {};
+        prunus::exchange::Tensor like = in;
+        like.ndim = 4;
+        nb::object q = make(like, query, [&](float *out) { at[0] = out; });
+        nb::object k = make(like, key, [&](float *out) { at[1] = out; });
+        nb::object v = make(like, key, [&](float *out) { at[2] = out; });
+        if (q.is_none() || k.is_none() || v.is_none()) return nb::none();
+        {
+            nb::gil_scoped_release release;
+            project(machine(threads), b, s, in.floats(), at[0], at[1], at[2]);
+        }
+        return nb::make_tuple(q, k, v);
+    }
+
+    nb::object attend_on(nb::handle x, nb::handle q, nb::handle k, nb::handle v, nb::handle mask, bool causal,
+                         int threads) const {
+        prunus::exchange::Tensor in, seen[3];
+        Sequence s;
+        if (!view(q, seen[0]) || !view(k, seen[1]) || !view(v, seen[2])) return nb::none();
+        const int64_t heads[] = {b.heads, b.key_heads, b.key_heads};
+        if (seen[1].ndim != 4 || !see(x, mask, nb::none(), nb::none(), seen[1].shape[2], causal, in, s))
+            return nb::none();
+        for (int i = 0; i < 3; ++i) {
+            const int64_t length = i ? seen[1].shape[2] : s.length, wanted[] = {s.batch, heads[i], length, b.size};
+            if (seen[i].ndim != 4 || !std::equal(wanted, wanted + 4, seen[i].shape)) return nb::none();
+        }
+        return make(in, in.shape, [&](float *out) {
+            attend(machine(threads), b, s, in.floats(), seen[0].floats(), seen[1].floats(), seen[2].floats(),
+                   seen[1].shape[2], out);
+        });
+    }
+};
+
+}  // namespace
+
+void bind_block(nb::module_ &m) {
+    nb::class_<BlockRun>(m, "Block")
+        .def(
+            nb::init<const std::vector<nb::object> &, const std::vector<uintptr_t> &, const std::vector<bool> &,
+                     const std::vector<uintptr_t> &, float, float, bool, bool, int, int64_t, int64_t, int64_t, float>())
+        .def("encode", &BlockRun::encode_on, nb::arg(), nb::arg().none(), nb::arg(), nb::arg())
+        .def("project", &BlockRun::project_on, nb::arg(), nb::arg().none(), nb::arg().none(), nb::arg())
+        .def("attend", &BlockRun::attend_on, nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg().none(), nb::arg(),
+             nb::arg());
+}
+
+}  // namespace kernels
+}  // namespace prunus
