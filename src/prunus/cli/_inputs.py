@@ -46,25 +46,13 @@ def _sides(text: str) -> tuple[int, ...]:
 
 def data_for(name: str, split: str, folder: Path | None, model: str) -> Any:
     """A data set by name, or the user's own: "package.module:dataset", a file of text, or a folder of images."""
-    from prunus.data import load, names
-    from prunus.data.own import is_own, load_own
-    from prunus.models.hf import PREFIX, tokenizer_of
+    from prunus.study.networks import read_data
 
-    if name in names() or not is_own(name):
-        return load(name, split=split, folder=folder)
-    tokenizer = tokenizer_of(model.removeprefix(PREFIX)) if model.startswith(PREFIX) else None
-    return load_own(name, tokenizer)
+    return read_data(name, split, None if folder is None else str(folder), model)
 
 
 def measure(metric: str, network: Any, data: Any) -> float:
     """The quality of a model on data."""
-    from prunus._by_path import import_object, is_import_path
-    from prunus.errors import UnknownName
     from prunus.training import metrics
 
-    known = {"accuracy": metrics.accuracy, "perplexity": metrics.perplexity, "spearman": metrics.spearman}
-    if metric in known:
-        return float(known[metric](network, data))
-    if not is_import_path(metric):
-        raise UnknownName("metric", metric, known)
-    return float(import_object(metric, "metric")(network, data))
+    return metrics.measure(metric, network, data)

@@ -75,6 +75,13 @@ class Choices:
     kernel: Annotated[int | None, Parameter(help="Test points of the tangent kernel; 0: none.")] = None
     compress: Annotated[bool | None, Parameter(help="Pack the pruned network and time it.")] = None
     batch: Annotated[int | None, Parameter(help="Examples in the batch that is timed.")] = None
+    metric: Annotated[
+        str | None, Parameter(help="accuracy, perplexity, spearman, or `package.module:function` of (model, data).")
+    ] = None
+    second_batch: Annotated[int | None, Parameter(help="A second batch size that is timed.")] = None
+    integers: Annotated[bool | None, Parameter(help="Also time and judge integer products.")] = None
+    peers: Annotated[bool | None, Parameter(help="Also time ONNX Runtime in float32 and int8, and judge int8.")] = None
+    examples: Annotated[int | None, Parameter(help="Examples before and after pruning for the page.")] = None
     data_dir: DataDir = None
 
 
@@ -284,6 +291,7 @@ def _said(outcome: Any) -> str:
         return f"failed: {outcome.error}"
     record = outcome.record
     words = [f"{record['accuracy']:.2%}"] if record.get("accuracy") is not None else []
+    words += [f"{record['quality']:.4g}"] if not words and record.get("quality") is not None else []
     words += [f"{record['speedup']:.2f} x faster"] if record.get("speedup") else []
     if record.get("bound") is not None and not record.get("vacuous"):
         words.append(f"off by at most {record['bound']:.3g}")
@@ -330,7 +338,8 @@ def _summary(results: list[Any], folder: Path, columns: list[str], json: bool) -
         texts = [place for place in range(len(columns)) if any(isinstance(line[place], str) for line in lines)]
         print_table(columns, lines, left=texts)
     else:
-        names = ["network", "data", "method", "sparsity", "accuracy", "dense", "faster", "smaller", "off by at most"]
+        metric = results[0].config["settings"].get("metric", "accuracy") if results else "accuracy"
+        names = ["network", "data", "method", "sparsity", metric, "dense", "faster", "smaller", "off by at most"]
         print_table([*names, "seeds"], [_line(group) for group in grouped(results)], left=(0, 1, 2))
     out = console()
     for result in failed[:5]:
@@ -343,12 +352,12 @@ def _summary(results: list[Any], folder: Path, columns: list[str], json: bool) -
 
 
 def _line(group: Any) -> list[Any]:
-    accuracy, spread = group.means.get("accuracy"), ""
-    if accuracy is not None and accuracy.deviation is not None:
-        spread = f" ± {accuracy.deviation:.2%}"
+    quality, spread, form = group.means.get("quality"), "", ".2%" if group.metric == "accuracy" else ".4g"
+    if quality is not None and quality.deviation is not None:
+        spread = f" ± {quality.deviation:{form}}"
     cells = [group.network, group.data, group.label, f"{group.sparsity:g}"]
-    cells.append(None if accuracy is None else f"{accuracy.value:.2%}{spread}")
-    dense, faster, smaller = group.mean("accuracy_dense"), group.mean("speedup"), group.smaller
-    cells.append(None if dense is None else f"{dense:.2%}")
+    cells.append(None if quality is None else f"{quality.value:{form}}{spread}")
+    dense, faster, smaller = group.mean("quality_dense"), group.mean("speedup"), group.smaller
+    cells.append(None if dense is None else f"{dense:{form}}")
     cells += [None if value is None else f"{value:.2f} x" for value in (faster, smaller)]
     return [*cells, group.mean("bound"), len(group.results)]

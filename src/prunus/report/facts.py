@@ -7,14 +7,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from prunus.report.metrics import Metric, metric_of
 from prunus.study.groups import Group, grouped, pareto
 from prunus.study.store import Result
 
 PAIRS = (
-    "accuracy",
-    "accuracy_dense",
-    "accuracy_pruned",
+    "quality",
+    "quality_dense",
+    "quality_int8",
+    "quality_integers",
     "speedup",
+    "speedup_second",
+    "speedup_integers",
+    "speedup_integers_second",
+    "faster_than_dense",
+    "faster_than_dense_second",
+    "faster_than_int8",
+    "faster_than_int8_second",
     "time_us",
     "time_dense_us",
     "bound",
@@ -75,9 +84,13 @@ class Panel:
 
     @property
     def dense(self) -> float | None:
-        values = [group.mean("accuracy_dense") for group in self.groups]
+        values = [group.mean("quality_dense") for group in self.groups]
         known = [value for value in values if value is not None]
         return statistics.fmean(known) if known else None
+
+    @property
+    def metric(self) -> Metric:
+        return metric_of(self.groups[0])
 
     @property
     def seeds(self) -> int:
@@ -111,6 +124,13 @@ def payload(panel: Panel) -> dict[str, Any]:
         "methods": panel.methods,
         "looks": _looks(panel),
         "dense": _short(panel.dense),
+        "metric": {
+            "name": panel.metric.name,
+            "axis": panel.metric.axis,
+            "percent": panel.metric.percent,
+            "lower": panel.metric.lower,
+            "digits": panel.metric.digits,
+        },
         "groups": [_group(group, id(group) in front) for group in panel.groups],
         "eigenvalues": [_short(value) for value in base.get("kernel", {}).get("eigenvalues", [])],
     }
@@ -146,6 +166,8 @@ def _group(group: Group, on_front: bool) -> dict[str, Any]:
         "values": values,
         "layers": layer_means(group),
         "masks": first.get("masks", []),
+        "examples": first.get("examples", []),
+        "changed": [first.get("labels_changed"), first.get("labels_seen")],
         "eigenvalues": [_short(value) for value in first.get("kernel", {}).get("eigenvalues", [])],
     }
 

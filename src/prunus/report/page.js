@@ -45,7 +45,15 @@
     Plotly.react(place, traces, layout({ ...extra, ...size }), { displayModeBar: false });
   }
 
-  const SHARE = { autorangeoptions: { clipmin: 0, clipmax: 100.5 } };  // no accuracy beyond 100 %
+  // The metric's own axis: percent ends at 100, and where less is better the axis is turned, so that up is always good.
+  const scale = () => (here().metric.percent ? 100 : 1);
+  const quality = (group) => scale() * value(group, "quality");
+  const said = (x) => (here().metric.percent ? percent(x) : x.toFixed(here().metric.digits));
+    function merit() {
+    const { axis, percent: share, lower } = here().metric;
+    const range = share ? { autorangeoptions: { clipmin: 0, clipmax: 100.5 } } : lower ? { type: "log", autorange: "reversed", tickvals: [1, 2, 5, 10, 20, 30, 50, 100, 200, 500, 1e3, 1e4, 1e5] } : {};
+    return { title: title(axis), ...range };
+  }
   const title = (text) => ({ text, font: { size: 13, color: css("--soft") }, standoff: 8 });
   // Colour and shape say what varies most in this study (its pattern, or how weights were chosen); line and filling the other.
   const looks = (mine, place) => {
@@ -93,40 +101,40 @@
   // ------------------------------------------------------------------------------------------------------- pictures
   function accuracy() {
     const traces = byMethod((method, groups, look) => {
-      const known = has(groups, "accuracy");
+      const known = has(groups, "quality");
       return known.length ? [{
-        name: method, mode: "lines+markers", x: known.map((g) => 100 * g.sparsity), y: known.map((g) => 100 * value(g, "accuracy")),
-        error_y: { type: "data", array: known.map((g) => 100 * (spread(g, "accuracy") || 0)), thickness: 1.4, width: 4 },
+        name: method, mode: "lines+markers", x: known.map((g) => 100 * g.sparsity), y: known.map(quality),
+        error_y: { type: "data", array: known.map((g) => scale() * (spread(g, "quality") || 0)), thickness: 1.4, width: 4 },
         line: { color: look.color, width: 2.4, dash: look.dash }, marker: { color: look.color, symbol: look.symbol, size: 9 },
-        customdata: known.map((g) => [g.seeds === 1 ? "1 seed" : `${g.seeds} seeds`, spread(g, "accuracy") === null ? "" : ` ± ${(100 * spread(g, "accuracy")).toFixed(1)}`]),
-        hovertemplate: "<b>" + method + "</b><br>%{x:.4g} % zeros<br>%{y:.1f}%{customdata[1]} % accuracy<br>%{customdata[0]}<extra></extra>",
+        customdata: known.map((g) => [g.seeds === 1 ? "1 seed" : `${g.seeds} seeds`, said(value(g, "quality")) + (spread(g, "quality") === null ? "" : ` ± ${said(spread(g, "quality"))}`)]),
+        hovertemplate: "<b>" + method + "</b><br>%{x:.4g} % zeros<br>%{customdata[1]} " + here().metric.name + "<br>%{customdata[0]}<extra></extra>",
       }] : [];
     });
     const dense = here().dense;
-    const lines = dense === null ? [] : [{ type: "line", xref: "paper", x0: 0, x1: 1, y0: 100 * dense, y1: 100 * dense, line: { color: css("--soft"), dash: "dot", width: 1.5 } }];
-    const notes = dense === null ? [] : [{ xref: "paper", x: 0.995, y: 100 * dense, yanchor: "bottom", xanchor: "right", showarrow: false, text: `dense ${percent(dense)}`, font: { color: css("--soft"), size: 12 } }];
-    draw("accuracy", traces, { xaxis: { title: title("zeros, %") }, yaxis: { title: title("test accuracy, %"), ...SHARE }, shapes: lines, annotations: notes });
+    const lines = dense === null ? [] : [{ type: "line", xref: "paper", x0: 0, x1: 1, y0: scale() * dense, y1: scale() * dense, line: { color: css("--soft"), dash: "dot", width: 1.5 } }];
+    const notes = dense === null ? [] : [{ xref: "paper", x: 0.995, y: here().metric.lower ? Math.log10(dense) : scale() * dense, yanchor: "bottom", xanchor: "right", showarrow: false, text: `dense ${said(dense)}`, font: { color: css("--soft"), size: 12 } }];
+    draw("accuracy", traces, { xaxis: { title: title("zeros, %") }, yaxis: merit(), shapes: lines, annotations: notes });
   }
 
   function pareto() {
-    const front = has(here().groups, "accuracy", "speedup").filter((g) => g.front).sort((a, b) => value(a, "speedup") - value(b, "speedup"));
+    const front = has(here().groups, "quality", "speedup").filter((g) => g.front).sort((a, b) => value(a, "speedup") - value(b, "speedup"));
     const traces = front.length ? [{
-      name: "not beaten", showlegend: false, mode: "lines+markers", x: front.map((g) => value(g, "speedup")), y: front.map((g) => 100 * value(g, "accuracy")), hoverinfo: "skip",
+      name: "not beaten", showlegend: false, mode: "lines+markers", x: front.map((g) => value(g, "speedup")), y: front.map(quality), hoverinfo: "skip",
       line: { color: mix(css("--accent"), 0.55), width: 2, shape: "linear" }, marker: { size: 19, color: "rgba(0,0,0,0)", line: { color: css("--accent"), width: 2 } },
     }] : [];
     traces.push(...byMethod((method, groups, look) => {
-      const known = has(groups, "accuracy", "speedup");
+      const known = has(groups, "quality", "speedup");
       return known.length ? [{
-        name: method, mode: "markers", x: known.map((g) => value(g, "speedup")), y: known.map((g) => 100 * value(g, "accuracy")),
+        name: method, mode: "markers", x: known.map((g) => value(g, "speedup")), y: known.map(quality),
         error_x: { type: "data", array: known.map((g) => spread(g, "speedup") || 0), thickness: 1, width: 0, color: mix(look.color, 0.45) },
-        error_y: { type: "data", array: known.map((g) => 100 * (spread(g, "accuracy") || 0)), thickness: 1, width: 0, color: mix(look.color, 0.45) },
-        marker: { color: look.color, symbol: look.symbol, size: 9 }, customdata: known.map((g) => 100 * g.sparsity),
-        hovertemplate: "<b>" + method + "</b>, %{customdata:.4g} % zeros<br>%{x:.2f} times faster<br>%{y:.1f} %<extra></extra>",
+        error_y: { type: "data", array: known.map((g) => scale() * (spread(g, "quality") || 0)), thickness: 1, width: 0, color: mix(look.color, 0.45) },
+        marker: { color: look.color, symbol: look.symbol, size: 9 }, customdata: known.map((g) => [100 * g.sparsity, said(value(g, "quality"))]),
+        hovertemplate: "<b>" + method + "</b>, %{customdata[0]:.4g} % zeros<br>%{x:.2f} times faster<br>%{customdata[1]}<extra></extra>",
       }] : [];
     }));
     const dense = here().dense;
-    if (traces.length && dense !== null) traces.push({ name: "dense", mode: "markers+text", text: ["dense"], textposition: "middle right", textfont: { color: css("--soft"), size: 12 }, x: [1], y: [100 * dense], marker: { symbol: "cross-thin", size: 12, line: { width: 2.5, color: css("--ink") } }, hovertemplate: "<b>dense</b><br>%{y:.1f} %<extra></extra>" });
-    draw("pareto", traces, { xaxis: { title: title("times faster than dense") }, yaxis: { title: title("test accuracy, %"), ...SHARE } });
+    if (traces.length && dense !== null) traces.push({ name: "dense", mode: "markers+text", text: ["dense"], textposition: "middle right", textfont: { color: css("--soft"), size: 12 }, x: [1], y: [scale() * dense], marker: { symbol: "cross-thin", size: 12, line: { width: 2.5, color: css("--ink") } }, hovertemplate: "<b>dense</b><br>" + said(dense) + "<extra></extra>" });
+    draw("pareto", traces, { xaxis: { title: title("times faster than dense") }, yaxis: merit() });
   }
 
   function macs() {
@@ -270,6 +278,19 @@
     find("#peers .masks").replaceChildren(...peers.map((g) => thumbnail(g.masks[widest], g.method)));
   }
 
+  // ------------------------------------------------------------------------------------------------------- examples
+  function examples(chosen) {
+    const box = find("#examples");
+    if (!box) return;
+    const [changed, seen] = chosen.changed;
+    find("#examples-note").textContent = seen ? `${changed} of ${seen} test images get another label than from the dense network.` : "";
+    box.replaceChildren(...chosen.examples.map((one) => (one.kind === "image"
+      ? element("figure", {}, [element("img", { src: one.picture, alt: `A test image: ${one.truth}` }, []), element("figcaption", {}, [one.truth, element("small", {}, [`dense: ${one.before}`, element("br", {}, []), `pruned: ${one.after}`])])])
+      : element("dl", {}, [element("dt", {}, [one.prompt]), element("dd", {}, [element("small", {}, [one.kind === "text" ? "dense goes on" : "nearest, dense"]), one.before]), element("dd", {}, [element("small", {}, [one.kind === "text" ? "pruned goes on" : "nearest, pruned"]), one.after])]))));
+    box.className = chosen.examples.length && chosen.examples[0].kind === "image" ? "pictures" : "texts";
+    find("#examples-card").hidden = !chosen.examples.length;
+  }
+
   function chosenGroup() {
     const select = find(`#group-${panel}`);
     return here().groups[select ? +select.value : 0];
@@ -277,7 +298,7 @@
 
   function detail() {
     const chosen = chosenGroup();
-    layers(chosen); masks(chosen); kernel(chosen);
+    layers(chosen); masks(chosen); examples(chosen); kernel(chosen);
     all(".numbers tbody tr").forEach((row) => row.classList.toggle("chosen", row.closest(".panel").dataset.panel === String(panel) && here().groups[+row.dataset.group] === chosen));
   }
 

@@ -15,6 +15,7 @@ from typing import Any
 from prunus.errors import BadInput
 from prunus.report import svg, words
 from prunus.report.facts import Panel, panels, payload
+from prunus.report.metrics import percent
 from prunus.storage import write
 from prunus.study.store import COLUMNS, Result, Store, as_text
 
@@ -22,9 +23,11 @@ HERE = Path(__file__).parent
 TABLE = (
     ("method", "method", "how the weights to drop were chosen"),
     ("sparsity", "zeros", "fraction of zeros that was asked for"),
-    ("accuracy", "accuracy", "on the test set; mean and standard deviation over seeds"),
-    ("lost", "lost", "accuracy of the dense network minus this"),
-    ("speedup", "faster", "time of the dense network over time of the packed one"),
+    ("quality", "quality", "on the test set; mean and standard deviation over seeds"),
+    ("lost", "lost", "how much worse than the dense network"),
+    ("integers", "in integers", "the same with integer products"),
+    ("speedup", "faster", "time of the dense network over time of the packed one, the faster of float32 and integers"),
+    ("int8", "than int8", "times faster than the fastest dense int8 engine"),
     ("smaller", "smaller", "bytes of the dense tensors over bytes of the packed ones"),
     ("agreement", "same label", "held-out inputs that get the label the dense network gives"),
     ("labels", "proved", "test points whose label is proved the same in their whole neighbourhood"),
@@ -84,13 +87,13 @@ def render(store: Store, title: str = "") -> str:
     from jinja2 import Environment, FileSystemLoader
 
     environment = Environment(loader=FileSystemLoader(HERE), autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    environment.filters["percent"] = words.percent
+    environment.filters["percent"] = percent
     shown = [_panel(panel) for panel in found]
     failed = [result for result in results if result.status == "failed"]
     return environment.get_template("page.html").render(
         title=title or _title(found),
         panels=shown,
-        columns=TABLE,
+        columns=_columns(shown),
         cells=len(results),
         failed=[{"what": _what(result), "error": result.error} for result in failed],
         notes=_notes(results),
@@ -105,6 +108,12 @@ def render(store: Store, title: str = "") -> str:
         day=datetime.date.today().isoformat(),
         csv=_csv(results),
     )
+
+
+def _columns(shown: Sequence[Mapping[str, Any]]) -> list[tuple[str, str, str]]:
+    """The columns of the table that any row fills."""
+    rows = [row for panel in shown for row in panel["rows"]]
+    return [column for column in TABLE if any(row[column[0]][1] is not None for row in rows)]
 
 
 def _certified(results: Sequence[Result]) -> Mapping[str, Any]:
@@ -130,9 +139,12 @@ def _panel(panel: Panel) -> dict[str, Any]:
         "alternatives": words.describe(panel),
         "cards": _cards(panel),
         "chosen": panel.groups.index(chosen) if chosen is not None else 0,
-        "choices": [f"{group.label}, {words.percent(group.sparsity, 0)} zeros" for group in panel.groups],
+        "choices": [f"{group.label}, {percent(group.sparsity, 0)} zeros" for group in panel.groups],
         "rows": [_row(panel, number) for number in range(len(panel.groups))],
         "histograms": svg.histograms(base.get("weights", [])),
+        "peers": _peers(panel),
+        "metric": panel.metric.name,
+        "has_examples": any(group.results[0].record.get("examples") for group in panel.groups),
         "has_kernel": any(group.results[0].record.get("kernel") for group in panel.groups),
     }
 
@@ -142,24 +154,39 @@ def _cards(panel: Panel) -> list[tuple[str, str, str]]:
     group = words.best(panel)
     if group is None:
         return []
-    cards = [("accuracy", words.spread(group.means["accuracy"]), f"dense {words.percent(panel.dense or 0)}")]
-    faster, smaller, bound = group.mean("speedup"), group.smaller, group.mean("bound")
-    if faster is not None:
-        now, before = group.mean("time_us") or 0, group.mean("time_dense_us") or 0
-        cards.append(("faster", f"{faster:.1f} ×", f"{_time(now)} instead of {_time(before)}"))
+    metric = panel.metric
+    cards = [(metric.name, metric.spread(group.means["quality"]), f"dense {metric.show(panel.dense or 0)}")]
+    smaller, bound = group.smaller, group.mean("bound")
+    if group.mean("speedup") is not None:
+        faster, kernels = words.fastest(group)
+        before = group.mean("time_dense_us") or 0
+        beside = f"{_time(before / faster)} instead of {_time(before)}" + (
+            ", integers" if kernels == "integers" else ""
+        )
+        cards.append(("faster", f"{faster:.1f} ×", beside))
+    rival = group.mean("faster_than_int8")
+    if rival is not None:
+        other = group.mean("quality_int8")
+        cards.append(("than dense int8", f"{rival:.1f} ×", "" if other is None else f"int8 has {metric.show(other)}"))
     if smaller is not None:
         now, before = group.mean("bytes") or 0, group.mean("bytes_dense") or 0
         cards.append(("smaller", f"{smaller:.1f} ×", f"{_size(now)} instead of {_size(before)}"))
     agreement, proved = group.mean("agreement"), group.mean("labels_proved")
     if agreement is not None:
-        beside = "of held-out inputs" if proved is None else f"proved for {words.percent(proved, 0)} near test points"
-        cards.append(("same answer", words.percent(agreement), beside))
+        beside = "of held-out inputs" if proved is None else f"proved for {percent(proved, 0)} near test points"
+        cards.append(("same answer", percent(agreement), beside))
     elif bound is not None:
         attained = group.mean("attained")
         name = "off by at most (vacuous)" if group.vacuous else "off by at most"
         beside = f"a search finds {words.number(attained)}" if attained is not None else "2-norm of the outputs"
         cards.append((name, words.number(bound), beside))
     return cards
+
+
+def _peers(panel: Panel) -> list[tuple[str, str, str, str]]:
+    """Dense engines beside torch: which, batch, times faster, error of the outputs."""
+    rows = (panel.bases[0].get("peers") or []) if panel.bases else []
+    return [(row["name"], str(row["batch"]), f"{row['faster']:.2f} ×", f"{100 * row['error']:.1f} %") for row in rows]
 
 
 def _time(microseconds: float) -> str:
@@ -173,8 +200,8 @@ def _size(count: float) -> str:
 def _row(panel: Panel, number: int) -> dict[str, tuple[str, float | str | None]]:
     """One line of the table: for each column what is shown and what is sorted by."""
     group = panel.groups[number]
-    accuracy, dense = group.means.get("accuracy"), group.mean("accuracy_dense")
-    lost = None if accuracy is None or dense is None else dense - accuracy.value
+    metric, quality = panel.metric, group.means.get("quality")
+    lost, integers, rival = metric.lost(group), group.mean("quality_integers"), group.mean("faster_than_int8")
     plain: dict[str, float | None] = {
         name: group.mean(column)
         for name, column in (
@@ -184,18 +211,21 @@ def _row(panel: Panel, number: int) -> dict[str, tuple[str, float | str | None]]
             ("condition", "kernel_condition"),
         )
     }
-    energy, faster, smaller = group.mean("energy_removed"), group.mean("speedup"), group.smaller
+    energy, smaller = group.mean("energy_removed"), group.smaller
+    faster = words.fastest(group)[0] if group.mean("speedup") is not None else None
     agreement, proved = group.mean("agreement"), group.mean("labels_proved")
     return {
         "method": (group.label, group.label),
-        "sparsity": (words.percent(group.sparsity, 0), group.sparsity),
-        "accuracy": ("–" if accuracy is None else words.spread(accuracy), None if accuracy is None else accuracy.value),
-        "lost": ("–" if lost is None else f"{100 * lost:.1f}", lost),
+        "sparsity": (percent(group.sparsity, 0), group.sparsity),
+        "quality": ("–" if quality is None else metric.spread(quality), None if quality is None else quality.value),
+        "lost": ("–" if lost is None else metric.show_lost(lost), lost),
+        "integers": ("–" if integers is None else metric.show(integers), integers),
+        "int8": ("–" if rival is None else f"{rival:.2f} ×", rival),
         "speedup": ("–" if faster is None else f"{faster:.2f} ×", faster),
         "smaller": ("–" if smaller is None else f"{smaller:.2f} ×", smaller),
-        "agreement": ("–" if agreement is None else words.percent(agreement), agreement),
-        "labels": ("–" if proved is None else words.percent(proved, 0), proved),
-        "energy": ("–" if energy is None else words.percent(energy), energy),
+        "agreement": ("–" if agreement is None else percent(agreement), agreement),
+        "labels": ("–" if proved is None else percent(proved, 0), proved),
+        "energy": ("–" if energy is None else percent(energy), energy),
         **{name: ("–" if value is None else words.number(value), value) for name, value in plain.items()},
     }
 

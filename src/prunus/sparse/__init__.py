@@ -12,9 +12,11 @@ from prunus.sparse._channels import remove_channels
 from prunus.sparse._compress import compress
 from prunus.sparse._explain import explain
 from prunus.sparse._file import embedding_errors, load, save
+from prunus.sparse._int8 import int8_engine
 from prunus.sparse._modules import BalancedLinear, SparseConv2d
 from prunus.sparse._onnx import export_onnx
 from prunus.sparse._packed import Packed, pack
+from prunus.sparse._peers import find_peers, output_error
 from prunus.sparse._permute import find_permutation, find_permuted_masks
 from prunus.sparse._plan import Row
 from prunus.sparse._pretrained import load_pretrained, save_pretrained
@@ -31,10 +33,13 @@ __all__ = [
     "embedding_errors",
     "explain",
     "export_onnx",
+    "find_peers",
     "find_permutation",
     "find_permuted_masks",
+    "int8_engine",
     "load",
     "load_pretrained",
+    "output_error",
     "pack",
     "remove_channels",
     "save",

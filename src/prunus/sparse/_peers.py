@@ -32,7 +32,14 @@ def find_peers(model: nn.Module, inputs: tuple[Tensor, ...], kinds: tuple[str, .
             (torch.compile with frozen weights).
 
     Returns:
-        Name -> function; names begin with "dense" for float32 and with "int8" for quantised engines.
+        Name -> function; names begin with "dense" for float32 and with "int8" for quantised engines. Engines that are
+        not installed, or that cannot take the model, are left out.
+
+    Example:
+        >>> model = torch.nn.Linear(64, 8).eval()
+        >>> engines = prunus.sparse.find_peers(model, (torch.randn(2, 64),), ("torch int8",))
+        >>> {name: run().shape for name, run in engines.items()}
+        {'int8, torch': torch.Size([2, 8])}
     """
     found: dict[str, Run] = {}
     with tempfile.TemporaryDirectory() as folder, _quiet():
@@ -204,7 +211,19 @@ def _compiled(model: nn.Module, inputs: tuple[Tensor, ...]) -> Run:
 
 
 def output_error(found: Any, expected: Tensor) -> float:
-    """Size of the difference over the size of what is expected (root mean squares)."""
+    """Size of the difference over the size of what is expected (root mean squares).
+
+    Args:
+        found: What an engine gave.
+        expected: What it should have given.
+
+    Returns:
+        The relative error; NaN where the shapes differ.
+
+    Example:
+        >>> prunus.sparse.output_error(torch.tensor([1.1, 2.0]), torch.tensor([1.0, 2.0])) < 0.05
+        True
+    """
     value = found if isinstance(found, Tensor) else torch.as_tensor(found)
     if tuple(value.shape) != tuple(expected.shape):
         return float("nan")

@@ -28,7 +28,7 @@ _KEY = 16
 """Hexadecimal digits of a key."""
 _LATER = {"method": "prune"}
 """Axes that came after the first stores, with the value that those stores meant: it does not change a key."""
-_LATER_SETTINGS = ("samples", "distil", "gradual", "labels")
+_LATER_SETTINGS = ("samples", "distil", "gradual", "labels", "metric", "second_batch", "integers", "peers", "examples")
 """The same for settings; their default values do not change a key."""
 
 
@@ -54,6 +54,12 @@ class Settings:
     sensitivity  test points on which the loss of each layer alone is measured; 0 leaves it out
     kernel       how many test points the tangent kernel is computed on; 0 leaves it out
     compress     pack the pruned network and time it against the dense one on a batch of `batch`
+    metric       what the networks are judged by: "accuracy", "perplexity", "spearman" or "package.module:function"
+    second_batch a second batch size that is timed; 0: none
+    integers     also time the packed network with integer products (int8 weights and inputs)
+    peers        also time the dense network in ONNX Runtime, in float32 and int8, and judge the int8 one
+    examples     how many examples before and after pruning are kept for the page: images that changed their label,
+                 generated text, nearest sentences
     data_dir     folder of the public data sets; where it lies does not change a cell's key
 
     Example:
@@ -85,17 +91,27 @@ class Settings:
     kernel: int = 24
     compress: bool = True
     batch: int = 1
+    metric: str = "accuracy"
+    second_batch: int = 0
+    integers: bool = False
+    peers: bool = False
+    examples: int = 0
     data_dir: str = ""
 
     def __post_init__(self) -> None:
         for text in (self.length, self.finetune, self.distil, self.gradual):
             Duration.parse(text)
-        for name in ("certify", "labels", "kernel", "recalibrate", "held_out", "sensitivity", "certify_seconds"):
+        counts = ("certify", "labels", "kernel", "recalibrate", "held_out", "sensitivity", "second_batch", "examples")
+        for name in (*counts, "certify_seconds"):
             if getattr(self, name) < 0:
                 raise BadInput(f"The setting {name} is {getattr(self, name)}: it must be 0 or more.")
         for name in ("batch", "batch_size", "look", "samples"):
             if getattr(self, name) < 1:
                 raise BadInput(f"The setting {name} is {getattr(self, name)}: it counts examples, at least 1.")
+        if self.metric != "accuracy":
+            from prunus.training.metrics import lower_is_better
+
+            lower_is_better(self.metric)  # refuses a name it does not know
         if not self.radius > 0:
             raise BadInput(f"The setting radius is {self.radius}: it must be a positive length.")
 
@@ -141,6 +157,10 @@ class Cell:
         settings = {name: getattr(self.settings, name) for name in wanted}
         if self.settings.weights:
             settings |= {"length": "", "lr": 0, "batch_size": 0, "augment": ""}
+        if self.settings.metric != "accuracy":
+            settings["metric"] = self.settings.metric
+        if self.settings.peers:  # measured with the dense network
+            settings |= {name: getattr(self.settings, name) for name in ("peers", "batch", "second_batch")}
         seed = 0 if self.settings.weights else self.seed
         network = {"model": self.model, "width": self.width, "data": self.data, "seed": seed}
         return _hash(network | settings | {"weights_hash": content_hash(self.settings.weights)})

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from prunus.contract import Duration
+from prunus.errors import PrunusError
 from prunus.study.store import MEASURED, Result
 
 AXES = ("model", "width", "data", "method", "score", "pattern", "sparsity")
@@ -65,6 +66,27 @@ class Group:
         return float(self.results[0].record.get("chance") or 0.0)
 
     @property
+    def metric(self) -> str:
+        """What its networks were judged by."""
+        return str(self.results[0].config["settings"].get("metric", "accuracy"))
+
+    @property
+    def lower(self) -> bool:
+        """Are smaller values of the metric better? A metric that is not here any more is taken to grow."""
+        from prunus.training.metrics import lower_is_better
+
+        try:
+            return self.metric != "accuracy" and lower_is_better(self.metric)
+        except PrunusError:
+            return False
+
+    @property
+    def merit(self) -> float | None:
+        """The quality, with its sign turned where less is better."""
+        value = self.mean("quality")
+        return None if value is None else -value if self.lower else value
+
+    @property
     def network(self) -> str:
         return self.model if self.width == 1 else f"{self.model} width {self.width:g}"
 
@@ -101,7 +123,8 @@ def _tuned(result: Result) -> bool:
 def _means(members: Sequence[Result]) -> dict[str, Mean]:
     means = {}
     for column in MEASURED:
-        values = [member.record.get(column) for member in members]
+        earlier = column.replace("quality", "accuracy")  # records before there were other metrics
+        values = [member.record.get(column, member.record.get(earlier)) for member in members]
         numbers = [float(value) for value in values if value is not None and math.isfinite(value)]
         if numbers:
             means[column] = Mean.of(numbers)
@@ -109,14 +132,11 @@ def _means(members: Sequence[Result]) -> dict[str, Mean]:
 
 
 def pareto(groups: Sequence[Group]) -> list[Group]:
-    """Groups that no other beats in accuracy and speed at once, the fastest first; none that only guesses."""
-    known = [group for group in groups if group.mean("accuracy") is not None and group.mean("speedup") is not None]
-    ordered = sorted(
-        (group for group in known if (group.mean("accuracy") or 0.0) > group.chance),
-        key=lambda group: (-(group.mean("speedup") or 0.0), -(group.mean("accuracy") or 0.0)),
-    )
-    front: list[Group] = []
-    for group in ordered:
-        if not front or (group.mean("accuracy") or 0.0) > (front[-1].mean("accuracy") or 0.0):
-            front.append(group)
-    return front
+    """Groups that no other beats in quality and speed at once, the fastest first; none that only guesses."""
+    known = [(group.merit, group) for group in groups if group.mean("speedup") is not None]
+    able = [(merit, group) for merit, group in known if merit is not None and (group.lower or merit > group.chance)]
+    front: list[tuple[float, Group]] = []
+    for merit, group in sorted(able, key=lambda pair: (-(pair[1].mean("speedup") or 0.0), -pair[0])):
+        if not front or merit > front[-1][0]:
+            front.append((merit, group))
+    return [group for _, group in front]

@@ -20,6 +20,7 @@ from prunus.contract import Duration, Masks
 from prunus.errors import BadInput, PrunusError
 from prunus.pruning import find_masks, scores, summarise
 from prunus.study import methods, pictures
+from prunus.study.examples import examples
 from prunus.study.grid import Cell
 from prunus.study.networks import (
     build,
@@ -33,8 +34,8 @@ from prunus.study.networks import (
     stored_bytes,
     versions,
 )
+from prunus.study.speeds import compressed, measure_peers, shrunk
 from prunus.study.theory import predicted_energy
-from prunus.study.timing import in_turn
 
 SMALL = 200_000
 """Up to so many weights the linear relaxation and the ball around all test points are computed too."""
@@ -67,16 +68,14 @@ def train_base(cell: Cell, weights_hash: str = "") -> tuple[bytes, dict[str, Any
         record["history"] = [{"epoch": row.epoch, "loss": row.loss, "accuracy": row.accuracy} for row in history]
     model.eval()
     with quick(model):
-        loss, accuracy = measure_quality(model, test)
-    record |= {
-        "loss": loss,
-        "accuracy": accuracy,
-        "chance": chance(test),
-        "parameters": sum(p.numel() for p in model.parameters()),
-    }
+        record |= measure_quality(settings.metric, model, test)
+    record["chance"] = chance(settings.metric, test)
+    record["parameters"] = sum(p.numel() for p in model.parameters())
     _attempt(record, "weights", lambda: {"weights": pictures.weights(model)})
     if settings.kernel:
-        _attempt(record, "kernel", lambda: {"kernel": _kernel_of(model, None, first_inputs(test, settings.kernel))})
+        _attempt(record, "kernel", lambda: {"kernel": _kernel_of(model, None, _points(test, settings.kernel))})
+    if settings.peers:
+        _attempt(record, "dense engines", lambda: measure_peers(cell, model, test))
     body = pack_tensors(model.state_dict(), "weights")
     record |= {"bytes": stored_bytes(model), "seconds": time.perf_counter() - started}
     return body, record
@@ -104,6 +103,7 @@ def run_cell(cell: Cell, weights: bytes, base: dict[str, Any]) -> dict[str, Any]
     pruned, masks = made.model, made.masks
     record: dict[str, Any] = {"notes": {}, "versions": versions(), "realised_sparsity": masks.sparsity}
     record |= {"accuracy_dense": base["accuracy"], "loss_dense": base["loss"], "chance": base.get("chance")}
+    record |= {"quality_dense": base.get("quality", base["accuracy"]), "quality_int8": base.get("quality_int8")}
     record |= {"making": made.record, "making_seconds": time.perf_counter() - started}
     record |= _quality(cell, pruned, None if made.smaller else masks, test)
     layers = _layers(cell, dense, masks, test)
@@ -119,7 +119,9 @@ def run_cell(cell: Cell, weights: bytes, base: dict[str, Any]) -> dict[str, Any]
         _attempt(record, "kernel", lambda: _kernel(cell, base, pruned, test))
     if settings.compress:
         timed = shrunk if made.smaller else compressed
-        _attempt(record, "compress", lambda: timed(cell, dense, pruned, test, layers))
+        _attempt(record, "compress", lambda: timed(cell, base, dense, pruned, test, layers))
+    if settings.examples:
+        _attempt(record, "examples", lambda: examples(cell, dense, pruned, test))
     return record | {"layers": layers, "bytes_dense": base["bytes"]}
 
 
@@ -131,6 +133,14 @@ def _attempt(record: dict[str, Any], name: str, measure: Callable[[], dict[str, 
         record["notes"][name] = f"not available: {error}"
     except ImportError as error:
         record["notes"][name] = f"not available in this installation: {error.name or 'a module'} is missing something."
+
+
+def _points(test: Any, count: int) -> Tensor:
+    """The first inputs as points of a space; text has none."""
+    found = first_inputs(test, count)
+    if not isinstance(found, Tensor):
+        raise BadInput("it needs inputs that are numbers, and these are texts.")
+    return found
 
 
 # ----------------------------------------------------------------------------------------------------- the measurements
@@ -170,8 +180,8 @@ def _tuned(cell: Cell, pruned: nn.Module, masks: Masks | None, test: Any) -> dic
     if settings.recalibrate:
         recalibrate(pruned, load(cell, "train"), batches=settings.recalibrate)
         pruned.eval()
-    loss, accuracy = measure_quality(pruned, test)
-    found = {"accuracy_pruned": accuracy, "loss_pruned": loss, "accuracy": accuracy, "loss": loss}
+    found = measure_quality(settings.metric, pruned, test)
+    found |= {"accuracy_pruned": found["accuracy"], "loss_pruned": found["loss"]}
     if Duration.parse(settings.finetune).amount > 0:
         config = FitConfig(
             lr=settings.finetune_lr,
@@ -182,14 +192,14 @@ def _tuned(cell: Cell, pruned: nn.Module, masks: Masks | None, test: Any) -> dic
         )
         fit(pruned, load(cell, "train"), length=settings.finetune, config=config, masks=masks)
         pruned.eval()
-        loss, accuracy = measure_quality(pruned, test)
-        found |= {"accuracy": accuracy, "loss": loss}
+        found |= measure_quality(settings.metric, pruned, test)
     return found
 
 
 def _layers(cell: Cell, dense: nn.Module, masks: Masks, test: Any) -> list[dict[str, Any]]:
     """For each layer: what is kept, energy removed and predicted, multiply-adds, and the loss it costs alone."""
-    costs = _costs(cell, dense, masks, test) if cell.settings.sensitivity else {}
+    wanted = cell.settings.sensitivity and cell.settings.metric == "accuracy"
+    costs = _costs(cell, dense, masks, test) if wanted else {}
     rows = []
     for row in summarise(dense, masks, first_inputs(test, 1)):
         rows.append(
@@ -217,10 +227,10 @@ def _costs(cell: Cell, dense: nn.Module, masks: Masks, test: Any) -> dict[str, f
     part = Subset(test, range(min(cell.settings.sensitivity, len(test))))
     found = {}
     with quick(dense):
-        before, _ = measure_quality(dense, part)
+        before = measure_quality("accuracy", dense, part)["loss"] or 0.0
         for name, mask in masks.items():
             alone = Masks({name: mask}).apply_(copy.deepcopy(dense))
-            found[name] = measure_quality(alone, part)[0] - before
+            found[name] = (measure_quality("accuracy", alone, part)["loss"] or 0.0) - before
     return found
 
 
@@ -245,13 +255,14 @@ def _statistic(cell: Cell, dense: nn.Module, pruned: nn.Module, test: Any) -> di
     points = first_inputs(test, cell.settings.held_out)
     with quick(dense), quick(pruned):
         found = certify_statistically(dense, pruned, points, confidence=0.95)
-    return {
+    record = {
         "held_out_bound": found.bound,
         "held_out_probability": found.probability,
         "held_out_median": found.median,
-        "agreement": found.agreement,
-        "agreement_low": found.agreement_low,
     }
+    if cell.settings.metric == "accuracy":  # elsewhere the largest output is no answer
+        record |= {"agreement": found.agreement, "agreement_low": found.agreement_low}
+    return record
 
 
 def _certificate(
@@ -260,7 +271,7 @@ def _certificate(
     """Bounds near test points, and on small networks also in the ball that holds all of these points' set."""
     from prunus.certificates import AttackSettings, Ball, CertifyOptions, Samples, certify
 
-    settings, points = cell.settings, first_inputs(test, cell.settings.certify)
+    settings, points = cell.settings, _points(test, cell.settings.certify)
     small = sum(row["total"] for row in layers) <= SMALL
     options = CertifyOptions(seconds=120.0 if small else settings.certify_seconds)
     attack = AttackSettings(starts=max(16 if small else 4, len(points)), steps=40 if small else 10)
@@ -279,7 +290,7 @@ def _certificate(
             row |= {"norm": layer.norm, "norm_pruned": layer.pruned_norm, "norm_removed": layer.removed_norm}
             row["certificate_share"] = layer.share
     if small:
-        every = first_inputs(test, len(test))
+        every = _points(test, len(test))
         centre = every.mean(0)
         radius = float(torch.linalg.vector_norm((every - centre).flatten(1), dim=1).max())
         quick = CertifyOptions(methods=("recursion", "products", "intervals"))
@@ -299,7 +310,7 @@ def _labels(cell: Cell, dense: nn.Module, pruned: nn.Module, test: Any, layers: 
     found = certify_labels(
         dense,
         pruned,
-        Samples(first_inputs(test, settings.labels), radius=settings.radius),
+        Samples(_points(test, settings.labels), radius=settings.radius),
         seconds=math.inf if plain else settings.certify_seconds,
     )
     return {"labels_proved": found.fraction, "labels_points": len(found.agree)}
@@ -324,7 +335,7 @@ def _kernel_of(model: nn.Module, masks: Masks | None, points: Tensor) -> dict[st
 
 
 def _kernel(cell: Cell, base: dict[str, Any], pruned: nn.Module, test: Any) -> dict[str, Any]:
-    found = _kernel_of(pruned, None, first_inputs(test, cell.settings.kernel))
+    found = _kernel_of(pruned, None, _points(test, cell.settings.kernel))
     matrix = torch.tensor(found.pop("matrix"), dtype=torch.float64)
     record: dict[str, Any] = {
         "kernel": found,
@@ -337,41 +348,6 @@ def _kernel(cell: Cell, base: dict[str, Any], pruned: nn.Module, test: Any) -> d
         cosine = float((before * matrix).sum() / (before.norm() * matrix.norm()).clamp_min(1e-300))
         record |= {"kernel_condition_dense": dense["condition"], "kernel_distance": 1 - cosine}
     return record
-
-
-def compressed(
-    cell: Cell, dense: nn.Module, pruned: nn.Module, test: Any, layers: list[dict[str, Any]]
-) -> dict[str, Any]:
-    """The packed network: its file, its time on one batch against the dense one, and the same layer by layer."""
-    from prunus.sparse import compress, explain
-
-    example = first_inputs(test, cell.settings.batch)
-    fast = compress(pruned, example=example)
-    # What runs fast depends on the machine and the moment; what is written must not.
-    size = stored_bytes(compress(pruned, select="always"))
-    with torch.no_grad():
-        pair = in_turn(lambda: dense(example), lambda: fast(example))
-    rows = {f"{row.layer}.weight": row for row in explain(fast)}
-    for layer in layers:
-        row = rows.get(layer["name"])
-        if row is not None:
-            layer |= {"format": row.format, "time_us": row.microseconds, "time_dense_us": row.dense_microseconds}
-    return {
-        "bytes": size,
-        "time_dense_us": 1e6 * pair.first,
-        "time_us": 1e6 * pair.second,
-        "speedup": pair.ratio,
-        "packed_layers": sum(row.format != "dense" for row in rows.values()),
-    }
-
-
-def shrunk(cell: Cell, dense: nn.Module, small: nn.Module, test: Any, layers: list[dict[str, Any]]) -> dict[str, Any]:
-    """A smaller ordinary network runs as it is: its bytes, and its time on one batch against the dense one."""
-    example = first_inputs(test, cell.settings.batch)
-    with torch.no_grad():
-        pair = in_turn(lambda: dense(example), lambda: small(example))
-    times = {"time_dense_us": 1e6 * pair.first, "time_us": 1e6 * pair.second, "speedup": pair.ratio}
-    return {"bytes": stored_bytes(small), **times}
 
 
 def _finite(value: float) -> float | None:

@@ -209,9 +209,10 @@ def _shrink(cell: Cell, dense: nn.Module, train: Any) -> Made:
     from torch.utils.data import Subset
 
     from prunus.structure import find_removal
+    from prunus.study.networks import first_inputs
 
     data = Subset(train, range(min(cell.settings.samples, len(train))))
-    example = train[0][0].unsqueeze(0)
+    example = first_inputs(train, 1)
     removal = find_removal(
         dense, 1 - cell.sparsity, example=example, data=data, exclude=cell.settings.exclude, seed=cell.seed
     )

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import math
 import platform
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from prunus import __version__
+from prunus.adapters import batches, main_output
 from prunus.errors import BadInput
 from prunus.study.grid import Cell
 
@@ -43,14 +45,22 @@ def restored(cell: Cell, weights: bytes) -> nn.Module:
 
 def load(cell: Cell, split: str) -> Any:
     """One part of the cell's data; a worker reads it once."""
-    return _read(cell.data, split, cell.settings.data_dir or None)
+    return read_data(cell.data, split, cell.settings.data_dir or None, cell.model)
 
 
 @functools.lru_cache(maxsize=4)
-def _read(data: str, split: str, folder: str | None) -> Any:
-    from prunus.data import load as read
+def read_data(name: str, split: str, folder: str | None, model: str) -> Any:
+    """A data set by name, or the user's own: "package.module:dataset", a file of text, or a folder of images.
 
-    return read(data, split=split, folder=folder)
+    Text of one's own is read with the tokenizer of the model, where that is named as hf:FOLDER.
+    """
+    from prunus.data import load, names
+    from prunus.data.own import is_own, load_own
+    from prunus.models.hf import PREFIX, tokenizer_of
+
+    if name in names() or not is_own(name):
+        return load(name, split=split, folder=folder)
+    return load_own(name, tokenizer_of(model.removeprefix(PREFIX)) if model.startswith(PREFIX) else None)
 
 
 def stored_bytes(model: nn.Module) -> int:
@@ -100,23 +110,40 @@ def quick(model: nn.Module) -> Iterator[None]:
             model.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
 
 
-def measure_quality(model: nn.Module, data: Any) -> tuple[float, float | None]:
+def measure_quality(metric: str, model: nn.Module, data: Any) -> dict[str, float | None]:
+    """The study's metric as "quality"; loss and accuracy beside it where the metric is the accuracy."""
     from prunus.training import evaluate
+    from prunus.training.metrics import measure
 
-    return evaluate(model, data, batch_size=_BATCH)
+    if metric != "accuracy":
+        return {"quality": measure(metric, model, data), "loss": None, "accuracy": None}
+    loss, accuracy = evaluate(model, data, batch_size=_BATCH)
+    return {"quality": accuracy, "loss": loss, "accuracy": accuracy}
 
 
-def chance(data: Any) -> float | None:
+def chance(metric: str, data: Any) -> float | None:
     """The accuracy that a network without any skill may show: the largest class, and three standard errors more."""
-    labels = torch.as_tensor([int(data[index][1]) for index in range(min(len(data), 2000))])
-    if not len(labels):
+    if metric != "accuracy":
+        return None
+    labels = torch.cat([b.labels for b in batches(data, 256, limit=8) if b.labels is not None] or [torch.empty(0)])
+    if not len(labels) or labels.is_floating_point() or labels.dim() > 1:
         return None
     share = float(labels.bincount().max()) / len(labels)
     return share + 3 * math.sqrt(share * (1 - share) / len(labels))
 
 
-def first_inputs(data: Any, count: int) -> Tensor:
-    """The first inputs of a data set, in one tensor."""
-    from prunus.training.batches import first_inputs
+def first_inputs(data: Any, count: int) -> Tensor | Mapping[str, Tensor]:
+    """The first inputs of a data set: one tensor, or tensors by name for models of text. Of pairs, the first texts."""
+    rows = list(itertools.islice((data[place] for place in range(min(count, len(data)))), count))
+    if rows and isinstance(rows[0], tuple) and isinstance(rows[0][0], Mapping):
+        rows = [row[0] for row in rows]
+    if not rows or not isinstance(rows[0], Mapping):
+        from prunus.training.batches import first_inputs
 
-    return first_inputs(data, count)
+        return first_inputs(data, count)
+    return dict(next(batches(rows, count)).kwargs)
+
+
+def call(model: nn.Module, inputs: Tensor | Mapping[str, Tensor]) -> Tensor:
+    """The output of a model as one tensor."""
+    return main_output(model(inputs) if isinstance(inputs, Tensor) else model(**inputs))

@@ -35,7 +35,7 @@ def retime(cells: Sequence[Cell], store: Store, show: Callable[[Cell, float], No
 
 
 def _times(cell: Cell, store: Store, layers: list[dict[str, Any]]) -> dict[str, Any]:
-    from prunus.study import measure, networks
+    from prunus.study import measure, networks, speeds
 
     file = store.path.parent / "bases" / f"{cell.base}.safetensors"
     try:
@@ -47,4 +47,8 @@ def _times(cell: Cell, store: Store, layers: list[dict[str, Any]]) -> dict[str, 
     networks.settle(cell.seed)
     dense = networks.restored(cell, weights)
     pruned = measure.masks_of(cell, dense).apply_(networks.restored(cell, weights))
-    return measure.compressed(cell, dense, pruned, networks.load(cell, "test"), layers)
+    base = store.bases().get(cell.base, {})
+    test = networks.load(cell, "test")
+    found = speeds.compressed(cell, base, dense, pruned, test, layers)
+    found.pop("quality_integers", None)  # these masks stand for another network's: its times, not its quality
+    return found

@@ -233,19 +233,18 @@ def _probe(cell: Cell) -> tuple[float, float, float]:
     """Seconds of one forward batch, and how many batches the training and test sets have."""
     import torch
 
-    from prunus.study.networks import build, load
-    from prunus.training.batches import first_inputs
+    from prunus.study.networks import build, call, first_inputs, load
     from prunus.training.objective import check_fits
 
     model, train, test = build(cell).eval(), load(cell, "train"), load(cell, "test")
     inputs = first_inputs(test, cell.settings.batch_size)
-    size = len(inputs)
-    check_fits(model, inputs)
+    if isinstance(inputs, torch.Tensor):
+        check_fits(model, inputs)
     with torch.no_grad():
         start = time.perf_counter()
-        model(inputs)
+        call(model, inputs)
     seconds = time.perf_counter() - start
-    return seconds, len(train) / cell.settings.batch_size, len(test) / size
+    return seconds, len(train) / cell.settings.batch_size, len(test) / min(cell.settings.batch_size, len(test))
 
 
 def _epochs(length: str, per_epoch: float) -> float:

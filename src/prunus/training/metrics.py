@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
+from prunus._by_path import import_object, is_import_path
 from prunus.adapters import Batch, batches, call, main_output
-from prunus.errors import BadInput
+from prunus.errors import BadInput, UnknownName
 from prunus.training.objective import accuracy, evaluate
 
-__all__ = ["accuracy", "embed", "perplexity", "spearman"]
+__all__ = ["accuracy", "embed", "lower_is_better", "measure", "perplexity", "spearman"]
 
 
 def perplexity(model: nn.Module, data: Any, batch_size: int = 8) -> float:
@@ -115,3 +116,59 @@ def spearman(model: nn.Module, data: Any, batch_size: int = 32) -> float:
     one, two = (embed(model, [row[side] for row in rows], batch_size) for side in (0, 1))
     found = nn.functional.cosine_similarity(one.double(), two.double())
     return float(spearmanr(found.numpy(), [float(row[2]) for row in rows]).statistic)
+
+
+_KNOWN: dict[str, Callable[[nn.Module, Any], float]] = {
+    "accuracy": accuracy,
+    "perplexity": perplexity,
+    "spearman": spearman,
+}
+
+
+def measure(metric: str, model: nn.Module, data: Any) -> float:
+    """The quality of a model on data, by the metric's name.
+
+    Args:
+        metric: "accuracy", "perplexity", "spearman", or "package.module:function" of (model, data).
+        model: the model.
+        data: what the metric reads.
+
+    Returns:
+        One number; `lower_is_better` says which way is good.
+
+    Raises:
+        BadInput: The metric is not known, or cannot be imported.
+
+    Example:
+        >>> data = (torch.eye(3), torch.arange(3))
+        >>> prunus.training.metrics.measure("accuracy", torch.nn.Identity(), data)
+        1.0
+    """
+    return float(_function(metric)(model, data))
+
+
+def lower_is_better(metric: str) -> bool:
+    """Whether smaller values of a metric are better: perplexity, or a function with `lower_is_better = True`.
+
+    Args:
+        metric: as in `measure`.
+
+    Returns:
+        True or False.
+
+    Raises:
+        BadInput: The metric is not known, or cannot be imported.
+
+    Example:
+        >>> prunus.training.metrics.lower_is_better("perplexity")
+        True
+    """
+    return metric == "perplexity" or bool(getattr(_function(metric), "lower_is_better", False))
+
+
+def _function(metric: str) -> Callable[[nn.Module, Any], float]:
+    if metric in _KNOWN:
+        return _KNOWN[metric]
+    if not is_import_path(metric):
+        raise UnknownName("metric", metric, _KNOWN)
+    return cast("Callable[[nn.Module, Any], float]", import_object(metric, "metric"))

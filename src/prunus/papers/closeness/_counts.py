@@ -14,7 +14,7 @@ from scipy import optimize, special
 
 from prunus.formulas.binding import claim, printed
 from prunus.formulas.domain import choice, probability, real, whole
-from prunus.formulas.numbers import elementwise, floor_near, rate, reals, stirling, wholes
+from prunus.formulas.numbers import ceil_near, elementwise, floor_near, rate, reals, stirling, wholes
 from prunus.papers.closeness._loads import balls_needed
 
 _SLACK = 1e-9  # accuracy only
@@ -53,7 +53,7 @@ def exponent_for_sparsity(weights: int, sparsity: float) -> float:
 def pruned_from_density(weights: int, density: float) -> int:
     """floor((1-density)D), the number pruned when a fraction is kept (Sec. 3 corrected, P-2c)."""
     weights = whole("weights", weights, 1)
-    return floor_near((1.0 - probability("density", density)) * weights)
+    return weights - ceil_near(probability("density", density) * weights)  # 1 - density would lose digits
 
 
 @printed("P-2c")

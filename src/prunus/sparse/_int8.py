@@ -1,0 +1,129 @@
+"""The dense model in int8 as a module: what a user would run instead of a pruned one, to be judged on the same data."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import tempfile
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from prunus.adapters import main_output
+
+
+def int8_engine(model: nn.Module, example: Tensor | Mapping[str, Tensor]) -> nn.Module | None:
+    """The model with int8 weights and inputs, run by ONNX Runtime, as a module with the same inputs.
+
+    Networks with convolutions are quantised with scales calibrated on the example, others with the range of each input
+    as it comes. Batches may have any size, texts any length.
+
+    Args:
+        model: A dense model in evaluation mode.
+        example: Inputs to export the model with and to calibrate on; by name for models of text.
+
+    Returns:
+        A module that gives the main output as one tensor; for language models and where ONNX Runtime is not installed
+        or cannot take the model, torch's own int8 linear layers; None where neither can.
+
+    Example:
+        >>> dense = torch.nn.Sequential(torch.nn.Linear(64, 32), torch.nn.ReLU(), torch.nn.Linear(32, 8)).eval()
+        >>> engine = prunus.sparse.int8_engine(dense, torch.randn(16, 64))
+        >>> engine(torch.zeros(3, 64)).shape
+        torch.Size([3, 8])
+    """
+    named = {} if isinstance(example, Tensor) else dict(example)
+    if not hasattr(model, "generate") or "labels" not in _parameters(model):
+        try:
+            return _Engine(_quantised(model, example), tuple(named) or None)
+        except Exception as error:  # engines fail in ways of their own
+            logging.getLogger("prunus").info("ONNX Runtime does not take this model in int8: %s", error)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            from torch.ao.quantization import quantize_dynamic
+
+            made: nn.Module = quantize_dynamic(copy.deepcopy(model), {nn.Linear}, dtype=torch.qint8)
+    except Exception as error:
+        logging.getLogger("prunus").info("torch does not take this model in int8: %s", error)
+        return None
+    return made
+
+
+def _parameters(model: nn.Module) -> Any:
+    import inspect
+
+    return inspect.signature(model.forward).parameters
+
+
+class _Plain(nn.Module):
+    """Inputs by position, one tensor out, as exporters want it."""
+
+    def __init__(self, model: nn.Module, names: tuple[str, ...]) -> None:
+        super().__init__()
+        self.model, self.names = model, names
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        return main_output(self.model(**dict(zip(self.names, inputs))) if self.names else self.model(*inputs))
+
+
+class _Engine(nn.Module):
+    """An ONNX Runtime session as a module."""
+
+    def __init__(self, session: Any, names: tuple[str, ...] | None) -> None:
+        super().__init__()
+        self.session, self.names = session, names
+
+    def forward(self, *args: Tensor, **kwargs: Any) -> Tensor:
+        inputs = args if self.names is None else tuple(kwargs[name] for name in self.names)
+        feed = {one.name: x.contiguous().numpy() for one, x in zip(self.session.get_inputs(), inputs)}
+        return torch.from_numpy(self.session.run(None, feed)[0])
+
+
+def _quantised(model: nn.Module, example: Tensor | Mapping[str, Tensor]) -> Any:
+    from onnxruntime.quantization import QuantFormat, QuantType, quantize_dynamic, quantize_static
+
+    from prunus.sparse._peers import _quiet, _saturates, _session
+
+    named = () if isinstance(example, Tensor) else tuple(example)
+    inputs = (example,) if isinstance(example, Tensor) else tuple(example.values())
+    kinds: dict[str, Any] = {"weight_type": QuantType.QInt8, "per_channel": True, "reduce_range": _saturates()}
+    with tempfile.TemporaryDirectory() as folder, _quiet():
+        plain, made = Path(folder) / "plain.onnx", Path(folder) / "int8.onnx"
+        _export(_Plain(model, named).eval(), inputs, plain)
+        if any(isinstance(module, nn.Conv2d) for module in model.modules()):
+            kinds["activation_type"] = QuantType.QUInt8
+            reader = _Reader(_session(plain), inputs)
+            quantize_static(plain, made, reader, quant_format=QuantFormat.QDQ, **kinds)
+        else:
+            quantize_dynamic(plain, made, **kinds)
+        return _session(made)
+
+
+def _export(model: nn.Module, inputs: tuple[Tensor, ...], path: Path) -> None:
+    """With a free batch size, and a free length for token ids."""
+    import onnx
+
+    batch, length = torch.export.Dim("batch"), torch.export.Dim("length")
+    free = [{0: batch} if x.is_floating_point() or x.dim() < 2 else {0: batch, 1: length} for x in inputs]
+    shapes = {"inputs": tuple(free)}
+    with torch.no_grad():
+        program = torch.onnx.export(model, inputs, dynamo=True, verbose=False, dynamic_shapes=shapes)
+    assert program is not None
+    graph = program.model_proto
+    del graph.graph.value_info[:]  # the quantiser transposes some weights and then finds these shapes wrong
+    onnx.save(graph, path)
+
+
+class _Reader:
+    """The example once, as the quantiser asks for it."""
+
+    def __init__(self, session: Any, inputs: tuple[Tensor, ...]) -> None:
+        self.feeds = [{one.name: x.contiguous().numpy() for one, x in zip(session.get_inputs(), inputs)}]
+
+    def get_next(self) -> Any:
+        return self.feeds.pop() if self.feeds else None

@@ -1,0 +1,153 @@
+"""Times and sizes: the packed network in float32 and in integers, a smaller one, and dense engines beside them.
+
+Everything is a ratio to the dense network in torch, from one interleaved run for each batch size. Dense engines (ONNX
+Runtime in float32 and int8) depend on the dense network alone, so they are measured once, with it.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from prunus.errors import PrunusError
+from prunus.study.grid import Cell, Settings
+from prunus.study.networks import call, first_inputs, load, measure_quality, stored_bytes
+from prunus.timing import clock_for, interleave, median, ratios
+
+ROUNDS, LEAST = 21, 1e-3
+_ENGINES = ("onnx", "onnx int8", "onnx int8 static", "openvino")
+Inputs = Tensor | Mapping[str, Tensor]
+
+
+def compressed(
+    cell: Cell, base: Mapping[str, Any], dense: nn.Module, pruned: nn.Module, test: Any, layers: list[dict[str, Any]]
+) -> dict[str, Any]:
+    """The packed network: its file, its time against the dense one, and the same layer by layer."""
+    from prunus.sparse import compress, explain
+
+    settings = cell.settings
+    example = first_inputs(test, settings.batch)
+    fast = _packed(pruned, example)
+    # What runs fast depends on the machine and the moment; what is written must not.
+    record: dict[str, Any] = {"bytes": stored_bytes(compress(pruned, select="always"))}
+    models = {"": fast}
+    if settings.integers:
+        models["_integers"] = _packed(pruned, example, activations=torch.int8)
+        whole = compress(pruned, select="always", activations=torch.int8)
+        record["bytes_integers"] = stored_bytes(whole)
+        record["quality_integers"] = measure_quality(settings.metric, models["_integers"], test)["quality"]
+    rows = {f"{row.layer}.weight": row for row in explain(fast)}
+    for layer in layers:
+        row = rows.get(layer["name"])
+        if row is not None:
+            layer |= {"format": row.format, "time_us": row.microseconds, "time_dense_us": row.dense_microseconds}
+    record["packed_layers"] = sum(row.format != "dense" for row in rows.values())
+    return record | _times(settings, base, dense, models, test)
+
+
+def shrunk(
+    cell: Cell, base: Mapping[str, Any], dense: nn.Module, small: nn.Module, test: Any, layers: list[dict[str, Any]]
+) -> dict[str, Any]:
+    """A smaller ordinary network runs as it is: its bytes, and its time on one batch against the dense one."""
+    return {"bytes": stored_bytes(small), **_times(cell.settings, base, dense, {"": small}, test)}
+
+
+def _packed(pruned: nn.Module, example: Inputs, **options: Any) -> nn.Module:
+    """Packed, with neighbouring layers run by one call where the model can be read so."""
+    from prunus.sparse import compress
+
+    try:
+        return compress(pruned, example=example, fuse=True, **options)
+    except PrunusError:
+        return compress(pruned, example=example, **options)
+
+
+def _times(
+    settings: Settings, base: Mapping[str, Any], dense: nn.Module, models: Mapping[str, nn.Module], test: Any
+) -> dict[str, Any]:
+    """Times faster than the dense network in torch, and than the fastest dense engine of each kind."""
+    record: dict[str, Any] = {}
+    for suffix, batch in _batches(settings):
+        example = first_inputs(test, batch)
+        runs = {"dense": lambda x=example: call(dense, x)}
+        runs |= {name or "packed": lambda m=model, x=example: call(m, x) for name, model in models.items()}
+        with torch.no_grad():
+            samples = interleave(runs, ROUNDS, LEAST, clock_for(torch.get_num_threads()))
+        best = 0.0
+        for name in models:
+            faster = ratios(samples, name or "packed")["dense"]
+            record[f"speedup{name}{suffix}"] = faster
+            best = max(best, faster)
+        if not suffix:
+            record |= {"time_dense_us": 1e6 * median(samples["dense"]), "time_us": 1e6 * median(samples["packed"])}
+        for kind in ("dense", "int8"):
+            rival = _fastest(base.get("peers") or [], kind, batch)
+            if rival is not None:
+                record[f"faster_than_{kind}{suffix}"] = best / rival
+    return record
+
+
+def _batches(settings: Settings) -> list[tuple[str, int]]:
+    sizes = [("", settings.batch)]
+    return [*sizes, ("_second", settings.second_batch)] if settings.second_batch else sizes
+
+
+def _fastest(peers: list[dict[str, Any]], kind: str, batch: int) -> float | None:
+    """How many times faster than torch the fastest engine of a kind is; torch itself counts as one in float32."""
+    found = [peer["faster"] for peer in peers if peer["batch"] == batch and peer["name"].startswith(kind)]
+    return max(found, default=None)
+
+
+# ------------------------------------------------------------------------------------------------- the dense engines
+
+
+def measure_peers(cell: Cell, dense: nn.Module, test: Any) -> dict[str, Any]:
+    """The dense network in other engines: times faster than torch, error of the outputs, quality of the int8 one."""
+    from prunus.sparse import find_peers, output_error
+
+    rows: list[dict[str, Any]] = []
+    for _, batch in _batches(cell.settings):
+        example = first_inputs(test, batch)
+        model, inputs = _positional(dense, example)
+        runs: dict[str, Callable[[], Any]] = {"dense, torch": lambda m=model, x=inputs: m(*x)}
+        runs |= find_peers(model, inputs, _ENGINES)
+        with torch.no_grad():
+            expected = model(*inputs)
+            samples = interleave(runs, ROUNDS, LEAST, clock_for(torch.get_num_threads()))
+            errors = {name: output_error(run(), expected) for name, run in runs.items()}
+        slower = ratios(samples, "dense, torch")
+        rows += [{"batch": batch, "name": name, "faster": 1 / slower[name], "error": errors[name]} for name in runs]
+    return {"peers": rows, **_int8_quality(cell, dense, rows, test)}
+
+
+def _int8_quality(cell: Cell, dense: nn.Module, rows: list[dict[str, Any]], test: Any) -> dict[str, Any]:
+    """The study's metric of the dense network with int8 weights and inputs, in the engine that was fastest."""
+    from prunus.sparse import int8_engine
+
+    if not any(row["name"].startswith("int8") for row in rows):
+        return {}
+    engine = int8_engine(dense, first_inputs(load(cell, "train"), 64))
+    if engine is None:
+        return {}
+    return {"quality_int8": measure_quality(cell.settings.metric, engine, test)["quality"]}
+
+
+class _Named(nn.Module):
+    """A model whose inputs have names, called by position, with one tensor as its output."""
+
+    def __init__(self, model: nn.Module, names: tuple[str, ...]) -> None:
+        super().__init__()
+        self.model, self.names = model, names
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        return call(self.model, dict(zip(self.names, inputs)))
+
+
+def _positional(dense: nn.Module, example: Inputs) -> tuple[nn.Module, tuple[Tensor, ...]]:
+    if isinstance(example, Tensor):
+        return dense, (example,)
+    return _Named(copy.deepcopy(dense), tuple(example)).eval(), tuple(example.values())
