@@ -65,7 +65,8 @@ def _texts(cell: Cell, dense: nn.Module, pruned: nn.Module, test: Any, count: in
         start = torch.as_tensor(test[number]["input_ids"])[:_TOKENS].unsqueeze(0)
         row = {"kind": "text", "prompt": tokenizer.decode(start[0], skip_special_tokens=True)}
         for name, model in (("before", dense), ("after", pruned)):
-            made = model.generate(start, max_new_tokens=_TOKENS, do_sample=False, pad_token_id=tokenizer.pad_token_id)
+            generate: Any = model.generate
+            made = generate(start, max_new_tokens=_TOKENS, do_sample=False, pad_token_id=tokenizer.pad_token_id)
             row[name] = tokenizer.decode(made[0, start.shape[1] :], skip_special_tokens=True)
         found.append(row)
     return found

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -73,8 +74,8 @@ def _times(
     record: dict[str, Any] = {}
     for suffix, batch in _batches(settings):
         example = first_inputs(test, batch)
-        runs = {"dense": lambda x=example: call(dense, x)}
-        runs |= {name or "packed": lambda m=model, x=example: call(m, x) for name, model in models.items()}
+        runs = {"dense": partial(call, dense, example)}
+        runs |= {name or "packed": partial(call, model, example) for name, model in models.items()}
         with torch.no_grad():
             samples = interleave(runs, ROUNDS, LEAST, clock_for(torch.get_num_threads()))
         best = 0.0
@@ -113,7 +114,7 @@ def measure_peers(cell: Cell, dense: nn.Module, test: Any) -> dict[str, Any]:
     for _, batch in _batches(cell.settings):
         example = first_inputs(test, batch)
         model, inputs = _positional(dense, example)
-        runs: dict[str, Callable[[], Any]] = {"dense, torch": lambda m=model, x=inputs: m(*x)}
+        runs: dict[str, Callable[[], Any]] = {"dense, torch": partial(model, *inputs)}
         runs |= find_peers(model, inputs, _ENGINES)
         with torch.no_grad():
             expected = model(*inputs)
