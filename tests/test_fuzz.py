@@ -26,7 +26,7 @@ from prunus.private.accounting import Release
 from prunus.private.ledger import Ledger
 from prunus.sparse import compress
 from prunus.structure import files as shrunk
-from prunus.study import Grid, Store
+from prunus.study import Grid, Store, digests
 from prunus.training import checkpoints
 from prunus.training.tickets import Ticket
 from support import PROVING, scale
@@ -197,6 +197,7 @@ def craft_study(path: Path, source: random.Random) -> None:
     new = new.encode("utf8", "replace").decode() if isinstance(new, str) else new
     try:
         database.execute(f"UPDATE {table} SET {column} = ? WHERE rowid IN (SELECT rowid FROM {table} LIMIT 1)", (new,))
+        digests.seal_all(database)
         database.commit()
     except sqlite3.IntegrityError:
         pass
@@ -277,7 +278,7 @@ FORMATS = [
     Format("old torch file with its hash in the name", make_named, read_named),
     Format("old torch file", make_legacy, read_legacy, sealed=False),
     Format("privacy ledger", make_ledger, read_ledger, craft_ledger),
-    Format("study", make_study, read_study, craft_study, sealed=False),
+    Format("study", make_study, read_study, craft_study),
     Format("grid", make_grid, read_grid, craft_grid, sealed=False),
     Format("compressed images", make_images, read_images),
     Format("certificate", make_certificate, read_certificate, craft_record("prunus-certificate-1")),

@@ -170,6 +170,13 @@ def test_a_finished_study_is_read_from_a_read_only_mount(study: Path, tmp_path: 
         "UPDATE cells SET seconds = 'x'",
         "UPDATE bases SET record = ''",
         "DROP TABLE bases",
+        "UPDATE cells SET record = replace(record, '1', '2')",
+        "UPDATE cells SET seconds = seconds + 1",
+        "UPDATE cells SET status = 'failed'",
+        "DELETE FROM cells",
+        "DELETE FROM bases",
+        "DELETE FROM digests",
+        "DROP TABLE digests",
     ],
 )
 def test_damaged_rows_and_versions_are_one_sentence(
@@ -185,10 +192,25 @@ def test_damaged_rows_and_versions_are_one_sentence(
     assert len(capsys.readouterr().err.splitlines()) == 1
 
 
-def test_cells_of_a_csv_are_not_formulas(study: Path, tmp_path: Path) -> None:
+def test_a_study_of_the_first_format_is_read_and_gets_digests(study: Path, tmp_path: Path) -> None:
     place = copied(study, tmp_path / "copy")
     with sqlite3.connect(place / NAME) as database:
-        database.execute("UPDATE cells SET status = 'failed', error = '=HYPERLINK(\"x\")'")
+        database.execute("DROP TABLE digests")
+        database.execute("UPDATE meta SET value = '1' WHERE name = 'version'")
+    with Store(study) as store, Store(place) as old:
+        assert old.rows() == store.rows()
+    with Store(place, create=True) as old, Store(study) as store:
+        assert old.rows() == store.rows()
+    with sqlite3.connect(place / NAME) as database:
+        database.execute("UPDATE cells SET seconds = seconds + 1")
+    with pytest.raises(BadFile, match="not what was written"), Store(place) as old:
+        old.rows()
+
+
+def test_cells_of_a_csv_are_not_formulas(study: Path, tmp_path: Path) -> None:
+    place = copied(study, tmp_path / "copy")
+    with Store(place, create=True) as store:
+        store.add(tiny().cells()[0], error='=HYPERLINK("x")')
     with Store(place) as store:
         text = store.export(tmp_path / "rows.csv").read_text()
         assert "'=HYPERLINK" in text

@@ -1,8 +1,8 @@
 """Where a study is kept: one SQLite file, one row for each cell, readable by anything that reads SQLite.
 
 Tables: `meta` (version of the format), `bases` (a dense network: key, config, record), `cells` (key, base, status,
-config, record, error, seconds), `reproductions` (tables of the papers). Configs and records are JSON; the view
-`results` shows them as plain columns. Only the process that runs the study writes; each cell is one transaction in the
+config, record, error, seconds), `reproductions` (tables of the papers), `digests` (one for each row of these three).
+Configs and records are JSON; the view `results` shows them as plain columns. Only the process that runs the study writes; each cell is one transaction in the
 write-ahead log, so a kill loses at most the cells that were running.
 """
 
@@ -23,9 +23,10 @@ from typing import Any
 
 from prunus.errors import BadFile, BadInput, MissingExtra, PrunusError, UnknownName
 from prunus.storage import write
+from prunus.study.digests import rows, seal, seal_all
 from prunus.study.grid import AXES, Cell
 
-VERSION = 1
+VERSION = 2
 NAME = "study.sqlite"
 CONFIG = AXES
 MEASURED = (
@@ -172,6 +173,7 @@ class Store:
         tables = {row[0] for row in self._db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
         if tables and not {"meta", "cells"} <= tables:
             raise BadFile(f"{self.path} is a database of something else: name another folder for the study.")
+        version = 0
         if tables:
             found = self._db.execute("SELECT value FROM meta WHERE name = 'version'").fetchone()
             version = int(found[0]) if found else 0
@@ -184,7 +186,10 @@ class Store:
             self._db.execute("PRAGMA journal_mode = WAL")
             with self._db:
                 self._db.executescript(_SCHEMA)
-                self._db.execute("INSERT OR IGNORE INTO meta VALUES ('version', ?)", (str(VERSION),))
+                if version < VERSION:  # a new study, or one of the first format, which had no digests
+                    self._db.execute("BEGIN")
+                    seal_all(self._db)
+                    self._db.execute("INSERT OR REPLACE INTO meta VALUES ('version', ?)", (str(VERSION),))
                 self._db.execute("DROP VIEW IF EXISTS results")
                 self._db.execute(_view())
 
@@ -207,12 +212,14 @@ class Store:
                 "VALUES (?, ?, ?, ?, ?, ?, ?)",
                 (*row, json.dumps(plain(record or {})), error, seconds),
             )
+            seal(self._db, "cells", row[0])
 
     def add_base(self, cell: Cell, record: Mapping[str, Any], key: str | None = None) -> None:
         """Keep what is known about the dense network this cell starts from."""
         with self._db:
             values = (key or cell.base, json.dumps(cell.to_dict()), json.dumps(plain(record)))
             self._db.execute("INSERT OR REPLACE INTO bases VALUES (?, ?, ?)", values)
+            seal(self._db, "bases", values[0])
 
     def add_reproduction(self, id: str, title: str, source: str, rows: Sequence[Mapping[str, Any]]) -> None:
         """Keep a table of a paper, published numbers beside ours; a later run takes its place."""
@@ -221,39 +228,40 @@ class Store:
             self._db.execute(
                 "INSERT OR REPLACE INTO reproductions (id, title, source, rows) VALUES (?, ?, ?, ?)", values
             )
+            seal(self._db, "reproductions", id)
 
     # ---------------------------------------------------------------------------------------------------------- reading
 
     def reproductions(self) -> list[dict[str, Any]]:
         """The kept tables of the papers: id, title, source, rows."""
-        if not self._db.execute("SELECT 1 FROM sqlite_master WHERE name = 'reproductions'").fetchone():
-            return []
         with self._readable():
-            found = self._db.execute("SELECT id, title, source, rows FROM reproductions ORDER BY id")
+            if not self._db.execute("SELECT 1 FROM sqlite_master WHERE name = 'reproductions'").fetchone():
+                return []
+            found = rows(self._db, "reproductions", "ORDER BY id")
             return [dict(row) | {"rows": json.loads(row["rows"])} for row in found]
 
     def done(self) -> set[str]:
         """Keys of the cells that have finished well; failed ones run again."""
         with self._readable():
-            return {row[0] for row in self._db.execute("SELECT key FROM cells WHERE status = 'done'")}
+            return {row["key"] for row in rows(self._db, "cells") if row["status"] == "done"}
 
     def results(self, keys: Iterable[str] | None = None) -> list[Result]:
         """Finished cells in the order of their configuration, whatever the order they ran in."""
         wanted = None if keys is None else set(keys)
         with self._readable():
-            found = [_result(row) for row in self._db.execute("SELECT * FROM cells")]
+            found = [_result(row) for row in rows(self._db, "cells")]
         chosen = [result for result in found if wanted is None or result.key in wanted]
         return sorted(chosen, key=lambda result: tuple(_rank(result.config.get(name, "prune")) for name in CONFIG))
 
     def bases(self) -> dict[str, dict[str, Any]]:
         """Records of the dense networks by key."""
         with self._readable():
-            return {row["key"]: _table(row["record"]) for row in self._db.execute("SELECT * FROM bases")}
+            return {row["key"]: _table(row["record"]) for row in rows(self._db, "bases")}
 
     def seconds(self) -> list[float]:
         """How long the finished cells took."""
         with self._readable():
-            return [float(row[0]) for row in self._db.execute("SELECT seconds FROM cells WHERE status = 'done'")]
+            return [float(row["seconds"]) for row in rows(self._db, "cells") if row["status"] == "done"]
 
     def rows(self, columns: Sequence[str] | None = None) -> list[dict[str, Any]]:
         """One flat row for each cell."""
