@@ -33,7 +33,7 @@ def quietest(measure: Callable[[], Sequence[Any]], passes: int) -> list[dict[str
     is kept in which the plain dense call was fastest (never a choice by our own time), and the ratio to it is shown for
     every pass.
     """
-    from prunus.sparse._bench import rows
+    from prunus.sparse.bench import rows
 
     tables = [measure() for _ in range(passes)]
     kept = []

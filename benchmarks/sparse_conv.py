@@ -13,14 +13,14 @@ from torch import nn
 
 import prunus
 from benchmarks.harness import quietest
-from prunus.sparse._bench import Result, bench_conv
+from prunus.sparse.bench import BenchResult, bench_conv
 
 
 def run(quick: bool) -> list[dict[str, Any]]:
     torch.set_num_threads(1)
     cases = [(16, 32), (32, 16), (64, 8), (64, 32), (128, 16), (256, 8), (256, 14)]
 
-    def measure() -> list[Result]:
+    def measure() -> list[BenchResult]:
         results = []
         for channels, size in cases[2:4] if quick else cases:
             torch.manual_seed(0)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from benchmarks.sparse_linear import balanced
-from prunus.sparse._bench import bench_linear
+from prunus.sparse.bench import bench_linear
 
 
 def run(quick: bool) -> list[dict[str, Any]]:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from benchmarks.sparse_linear import balanced
-from prunus.sparse._bench import INTEGER, bench_linear
+from prunus.sparse.bench import INTEGER, bench_linear
 
 SHAPES = ((384, 384), (1536, 384), (1024, 1024), (3072, 768), (5632, 2048), (11008, 4096))
 PEERS = ("onnx", "openvino", "onnx int8", "torch int8")

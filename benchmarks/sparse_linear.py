@@ -14,7 +14,7 @@ from torch import nn
 
 import prunus
 from benchmarks.harness import quietest
-from prunus.sparse._bench import Result, bench_linear
+from prunus.sparse.bench import BenchResult, bench_linear
 
 PEERS = ("csr", "scipy", "numba", "onnx")
 
@@ -36,7 +36,7 @@ def run(quick: bool) -> list[dict[str, Any]]:
     weights = {kind: balanced(*kind) for kind in {cell[:3] for cell in cells}}
     repeats = 5 if quick else 15
 
-    def measure() -> list[Result]:
+    def measure() -> list[BenchResult]:
         return [bench_linear(weights[cell[:3]], cell[3], peers=PEERS, repeats=repeats) for cell in cells]
 
     return quietest(measure, 1 if quick else 3)

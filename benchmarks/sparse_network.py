@@ -17,7 +17,7 @@ import torch
 
 import prunus
 from benchmarks.harness import quietest
-from prunus.sparse._bench import bench_model, rows
+from prunus.sparse.bench import bench_model, rows
 
 
 def run(quick: bool) -> list[dict[str, Any]]:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import torch
 
 from prunus.models import make
-from prunus.models.cifar_resnet import Block
+from prunus.models.cifar_resnet import CifarBlock
 
 
 def test_keys_are_those_of_the_trained_weights() -> None:
@@ -14,7 +14,7 @@ def test_keys_are_those_of_the_trained_weights() -> None:
 
 
 def test_the_shortcut_takes_every_second_pixel_and_pads_both_sides() -> None:
-    block = Block(4, 8, 2, affine=True).eval()
+    block = CifarBlock(4, 8, 2, affine=True).eval()
     with torch.no_grad():
         block.bn2.weight.zero_()  # leaves the shortcut alone
         x = torch.rand(2, 4, 6, 6) + 0.1

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 import prunus
-from prunus.sparse._bench import INTEGER, bench_linear, bench_model, rows
 from prunus.sparse._peers import KINDS, find_peers, output_error
+from prunus.sparse.bench import INTEGER, bench_linear, bench_model, rows
 
 
 def network() -> tuple[nn.Module, torch.Tensor]:

@@ -14,7 +14,7 @@ import prunus
 from prunus.errors import BadInput
 from prunus.sparse import SparseConv2d, compress
 from prunus.sparse._packed import kernels
-from prunus.sparse._region import Region, assign_places, with_regions
+from prunus.sparse._region import FusedRegion, assign_places, with_regions
 from support import scale
 
 pytestmark = pytest.mark.skipif(kernels() is None, reason="needs the compiled kernels")
@@ -24,10 +24,10 @@ def close(a: Tensor, b: Tensor) -> None:
     torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
 
 
-def regions(fast: nn.Module) -> list[Region]:
+def regions(fast: nn.Module) -> list[FusedRegion]:
     assert isinstance(fast, torch.fx.GraphModule)
     graph = with_regions(fast)
-    return [] if graph is None else [node.target for node in graph.nodes if isinstance(node.target, Region)]
+    return [] if graph is None else [node.target for node in graph.nodes if isinstance(node.target, FusedRegion)]
 
 
 def test_values_that_live_together_never_share_a_place() -> None:

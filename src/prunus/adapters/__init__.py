@@ -10,14 +10,14 @@
 from __future__ import annotations
 
 from prunus.adapters._calls import arguments, as_weights, batch_loss, call, forward_names, main_output, output_tensors
-from prunus.adapters._data import IGNORED, LABELS, Batch, Samples, as_batch, batches
+from prunus.adapters._data import IGNORED, LABELS, Batch, IndexedSamples, as_batch, batches
 from prunus.adapters._examples import example_input
 
 __all__ = [
     "IGNORED",
     "LABELS",
     "Batch",
-    "Samples",
+    "IndexedSamples",
     "arguments",
     "as_batch",
     "as_weights",

@@ -179,7 +179,7 @@ def _raw(data: Any, size: int, shuffle: bool, seed: int, collate: Any) -> Iterat
     elif isinstance(data, IterableDataset):
         yield from DataLoader(data, batch_size=size, collate_fn=collate or _stack)
     elif _by_position(data, collate):
-        samples = Samples(data, collate)
+        samples = IndexedSamples(data, collate)
         for chosen in _parts(len(samples), size, shuffle, seed):
             yield samples.take(chosen)
     elif isinstance(data, Iterable) and not isinstance(data, (str, bytes)):
@@ -196,7 +196,7 @@ def _by_position(data: Any, collate: Any) -> bool:
     return whole or _is_samples(data, collate)
 
 
-class Samples:
+class IndexedSamples:
     """Data whose samples can be taken by position, whatever holds them: `take(indices)` gives a `Batch`.
 
     Args:

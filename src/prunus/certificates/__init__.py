@@ -17,7 +17,7 @@ from prunus.certificates._plan import Plan, PlannedLayer, ScanRow, plan
 from prunus.certificates.a_priori import APriori, AssumptionRow, bound_a_priori, check_assumptions
 from prunus.certificates.certificate import Certificate, CertifiedLayer, hash_model
 from prunus.certificates.domains import Ball, Box, Samples
-from prunus.certificates.prover.labels import Labels, certify_labels
+from prunus.certificates.prover.labels import LabelVerdict, certify_labels
 from prunus.certificates.prover.verdict import Verdict, equivalent
 from prunus.certificates.reading.layers import convolution, diagonal, linear
 from prunus.certificates.reading.pair import Pair, read_pair
@@ -41,7 +41,7 @@ __all__ = [
     "CertifyOptions",
     "Elementwise",
     "Join",
-    "Labels",
+    "LabelVerdict",
     "Lipschitz",
     "MaskTrials",
     "OnData",

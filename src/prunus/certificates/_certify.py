@@ -189,7 +189,7 @@ def _ends_in_softmax(pair: Pair) -> bool:
 
 
 @dataclass(frozen=True)
-class Found:
+class Combined:
     """What the methods say together."""
 
     bound: float
@@ -235,7 +235,7 @@ class Bounds:
         self.options = options or CertifyOptions()
         self.norms = Norms(pair)
 
-    def of(self, region: Region, norm: int | str = 2) -> Found:
+    def of(self, region: Region, norm: int | str = 2) -> Combined:
         entries = math.prod(self.pair.input_shape) + sum(math.prod(step.shape) for step in self.pair.steps)
         chunk = max(1, _ENTRIES // entries)
         columns: dict[str, list[Tensor]] = {}
@@ -303,7 +303,7 @@ class Bounds:
 
     def _decide(
         self, bounds: dict[str, Tensor], rounding: Tensor, sizes: Tensor, shares: Tensor, outputs: Tensor
-    ) -> Found:
+    ) -> Combined:
         if not bounds:
             raise BadInput("None of the chosen methods applies to this network: add the method 'recursion'.")
         names = list(bounds)
@@ -313,7 +313,7 @@ class Bounds:
         best, winner = table.min(0)
         each = best + rounding
         worst = int(each.argmax())
-        return Found(
+        return Combined(
             bound=float(each[worst]),
             method=names[int(winner[worst])],
             methods={name: float((row + rounding).max()) for name, row in zip(names, table)},

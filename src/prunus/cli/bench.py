@@ -13,7 +13,7 @@ from prunus.cli._inputs import Input, InputIds
 from prunus.cli.options import Json, Seed, Weights
 
 if TYPE_CHECKING:
-    from prunus.sparse._bench import Result
+    from prunus.sparse.bench import BenchResult
 
 _LINEAR = re.compile(r"(\d+)x(\d+)")
 _CONV = re.compile(r"conv:(\d+)-(\d+)-(\d+)@(\d+)")
@@ -54,7 +54,7 @@ def bench(
     import torch
 
     from prunus.errors import BadInput
-    from prunus.sparse._bench import rows
+    from prunus.sparse.bench import rows
 
     batches, sparsities = batch or [1, 8, 64], sparsity or [0.9]
     if threads < 1 or repeats < 3 or min(batches) < 1:
@@ -86,12 +86,12 @@ def _one(
     weights: Path | None,
     repeats: int,
     told: tuple[str | None, int | None] = (None, None),
-) -> Result:
+) -> BenchResult:
     from torch import nn
 
     from prunus.errors import BadInput
     from prunus.pruning import prune
-    from prunus.sparse import _bench
+    from prunus.sparse import bench
 
     linear, conv = _LINEAR.fullmatch(name), _CONV.fullmatch(name)
     shape = linear or conv
@@ -102,12 +102,12 @@ def _one(
         layer = nn.Linear(int(linear[2]), int(linear[1]), bias=False)
         prune(layer, sparsity, pattern=pattern)
         others = ("csr", "scipy", "numba", "onnx", "onnx int8", "torch int8", "openvino")
-        return _bench.bench_linear(layer.weight.detach(), batch, peers=others, repeats=repeats)
+        return bench.bench_linear(layer.weight.detach(), batch, peers=others, repeats=repeats)
     if conv:
         inputs, outputs, kernel, size = map(int, conv.groups())
         image = nn.Conv2d(inputs, outputs, kernel, padding=kernel // 2, bias=False).requires_grad_(False)
         prune(image, sparsity, pattern=pattern)
-        return _bench.bench_conv(image, batch, (size, size), repeats=repeats)
+        return bench.bench_conv(image, batch, (size, size), repeats=repeats)
     return _model(name, sparsity, batch, pattern, exclude, weights, repeats, told)
 
 
@@ -120,14 +120,14 @@ def _model(
     weights: Path | None,
     repeats: int,
     shape: tuple[str | None, int | None] = (None, None),
-) -> Result:
+) -> BenchResult:
     import torch
 
     from prunus.cli._inputs import example_for
     from prunus.models import resolve
     from prunus.pruning import prune
     from prunus.sparse import compress
-    from prunus.sparse._bench import bench_model
+    from prunus.sparse.bench import bench_model
 
     model = resolve(name, str(weights) if weights else None).eval()
     example = example_for(model, batch, *shape)
@@ -138,10 +138,10 @@ def _model(
     return bench_model(model, fast, example, integer=integer, peers=peers, repeats=repeats)
 
 
-def _page(results: list[Result], path: Path) -> Path:
+def _page(results: list[BenchResult], path: Path) -> Path:
     """One page: time against the ideal line, and each layer under the roofline."""
     from prunus.charts import Chart, write_charts
-    from prunus.sparse._machine import limits
+    from prunus.sparse.machine import limits
 
     names = [f"{result.what}, {result.sparsity:.0%}" for result in results]
     candidates = list(dict.fromkeys(key for result in results for key in result.seconds))
@@ -172,7 +172,7 @@ def _page(results: list[Result], path: Path) -> Path:
     return write_charts(path, charts, "Dense and sparse, timed")
 
 
-def _print(results: list[Result], table: list[dict[str, Any]], page: str | None, json: bool) -> None:
+def _print(results: list[BenchResult], table: list[dict[str, Any]], page: str | None, json: bool) -> None:
     from prunus.cli.output import console, print_json, print_table
 
     if json:

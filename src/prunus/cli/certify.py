@@ -64,7 +64,7 @@ def certify(
     torch.manual_seed(seed)  # a model without weights from a file is the same in every run
     network = resolve(model, str(weights) if weights else None).eval()
     other = _pruned(model, network, masks, pruned, sparsity, tuple(exclude or ()))
-    test = _test(data, data_dir, samples, statistical)
+    test = test_data(data, data_dir, samples, statistical)
     found: Certificate
     with progress("certifying", None, quiet=json) as advance:
         options = CertifyOptions(seconds=seconds, progress=lambda text: advance(0, text))
@@ -73,7 +73,7 @@ def certify(
         if verify is not None:
             found = verify_file(verify, network, other, options=options)
         else:
-            domain = _domain(radius, samples, test)
+            domain = domain_of(radius, samples, test)
             example = example_or_none(network, 1, input, input_ids) if test is None else test[0][0][None]
             found = certify_networks(network, other, domain, attack=attack, seed=seed, example=example, options=options)
     record: dict[str, Any] = {"model": model, **found.to_dict(), "statement": found.statement}
@@ -109,7 +109,7 @@ def _pruned(
     return find_masks(network, sparsity, exclude=exclude)
 
 
-def _test(data: str | None, folder: Path | None, samples: int, statistical: bool) -> Any:
+def test_data(data: str | None, folder: Path | None, samples: int, statistical: bool) -> Any:
     from prunus.errors import BadInput
 
     if data is None:
@@ -121,7 +121,7 @@ def _test(data: str | None, folder: Path | None, samples: int, statistical: bool
     return load(data, split="test", folder=folder)
 
 
-def _domain(radius: float | None, samples: int, test: Any) -> Any:
+def domain_of(radius: float | None, samples: int, test: Any) -> Any:
     import torch
 
     from prunus.certificates import Ball

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from prunus.cli._inputs import Input, InputIds
-from prunus.cli.certify import _domain, _test
+from prunus.cli.certify import domain_of, test_data
 from prunus.cli.options import Data, DataDir, Exclude, Json, Model, Seed, Weights
 
 
@@ -56,9 +56,9 @@ def plan(
 
     torch.manual_seed(seed)  # a model without weights from a file is the same in every run
     network = resolve(model, str(weights) if weights else None).eval()
-    test = _test(data, data_dir, samples, statistical)
+    test = test_data(data, data_dir, samples, statistical)
     example = example_or_none(network, 1, input, input_ids) if test is None else fitting_example(network, test)
-    domain: Any = OnData(test, confidence) if statistical else _domain(radius, samples, test)
+    domain: Any = OnData(test, confidence) if statistical else domain_of(radius, samples, test)
     settings = PlanSettings(seed=seed, example=example, data=_train(data, data_dir, score))
     with progress("planning", None, quiet=json):
         found = make_plan(

@@ -53,7 +53,7 @@ def tangent(
     from prunus.charts import check_target
     from prunus.cli.output import progress
     from prunus.data import load
-    from prunus.tangent.comparison import Plan, Sample, compare
+    from prunus.tangent.comparison import ComparisonPlan, Sample, compare
 
     if plot is not None:
         check_target(plot)
@@ -61,7 +61,9 @@ def tangent(
     levels, factors = densities or [1.0, 0.5, 0.1], widths or [1.0]
     train, test = load(data, split="train", folder=data_dir), load(data, split="test", folder=data_dir)
     sample = Sample.of(train, test, inputs, tests, seed)
-    plan = Plan(levels, 1 if weights else networks, score, prune_input, train if score != "random" else None, seed)
+    plan = ComparisonPlan(
+        levels, 1 if weights else networks, score, prune_input, train if score != "random" else None, seed
+    )
     builders = _builders(model, weights, factors)
     rows = _limit_rows(builders[0][1](seed), sample)
     total = len(builders) * len(levels) * plan.networks

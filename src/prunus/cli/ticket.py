@@ -13,7 +13,7 @@ from prunus.cli.options import Data, DataDir, Exclude, Json, Seed
 
 
 @dataclass
-class Search:
+class SearchOptions:
     """The search itself; what is not given is taken from the preset, or from the defaults."""
 
     method: Annotated[str | None, Parameter(help="edge-popup or iterand.")] = None
@@ -42,7 +42,7 @@ def ticket(
     length: Annotated[str | None, Parameter(help="Epochs as in 100ep, or steps as in 5000it.")] = None,
     preset: Annotated[str | None, Parameter(help="A published setting; see --presets.")] = None,
     presets: Annotated[bool, Parameter(negative="", help="List the published settings.")] = False,
-    search: Annotated[Search | None, Parameter(name="*")] = None,
+    search: Annotated[SearchOptions | None, Parameter(name="*")] = None,
     flags: Annotated[Flags | None, Parameter(name="*")] = None,
     place: Annotated[Place | None, Parameter(name="*")] = None,
     init: Annotated[
@@ -66,7 +66,7 @@ def ticket(
     if presets:
         print_presets(json, searches=True)
         return
-    search, flags, place = search or Search(), flags or Flags(), place or Place()
+    search, flags, place = search or SearchOptions(), flags or Flags(), place or Place()
     found = _preset(preset)
     model, data = model or found.get("model"), data or found.get("data")
     if model is None or data is None:
@@ -102,7 +102,7 @@ def _preset(name: str | None) -> dict[str, Any]:
     return {**own, "length": chosen.length, "init": chosen.init, **chosen.ticket}
 
 
-def _arguments(found: dict[str, Any], search: Search, init: str | None, length: str | None) -> dict[str, Any]:
+def _arguments(found: dict[str, Any], search: SearchOptions, init: str | None, length: str | None) -> dict[str, Any]:
     """The arguments of `find_ticket`."""
     from prunus.training import Ramp, TicketOptions
 

@@ -12,7 +12,7 @@ text), and an int.
 from __future__ import annotations
 
 from prunus.data._augment import augment
-from prunus.data._load import Source, describe, load, names
+from prunus.data._load import DataSource, describe, load, names
 from prunus.data.labelled import Labelled
 
-__all__ = ["Labelled", "Source", "augment", "describe", "load", "names"]
+__all__ = ["DataSource", "Labelled", "augment", "describe", "load", "names"]

@@ -21,7 +21,7 @@ from prunus.errors import BadInput, UnknownName
 
 
 @dataclass(frozen=True)
-class Source:
+class DataSource:
     """One data set: how to read it and what to expect of it.
 
     `expected` says which files are looked for, as part of a sentence; None where the set travels with the package.
@@ -49,11 +49,11 @@ _fashion = partial(images.idx_set, name="fashion-mnist", mean=0.2860, std=0.3530
 _SOURCES = {
     source.name: source
     for source in (
-        Source("digits", "The digits", images.digits, _TWO, (64,), 10),
-        Source("digits-images", "The digits as images", _digit_images, _TWO, (1, 8, 8), 10),
-        Source("mnist", "MNIST", _mnist, _TWO, (1, 28, 28), 10, _IDX.format("mnist/")),
-        Source("fashion-mnist", "Fashion-MNIST", _fashion, _TWO, (1, 28, 28), 10, _IDX.format("fashion-mnist/")),
-        Source(
+        DataSource("digits", "The digits", images.digits, _TWO, (64,), 10),
+        DataSource("digits-images", "The digits as images", _digit_images, _TWO, (1, 8, 8), 10),
+        DataSource("mnist", "MNIST", _mnist, _TWO, (1, 28, 28), 10, _IDX.format("mnist/")),
+        DataSource("fashion-mnist", "Fashion-MNIST", _fashion, _TWO, (1, 28, 28), 10, _IDX.format("fashion-mnist/")),
+        DataSource(
             "cifar10",
             "CIFAR-10",
             images.cifar10,
@@ -63,7 +63,7 @@ _SOURCES = {
             "train_1.npz to train_5.npz and test.npz, or the original data_batch_1.bin to data_batch_5.bin and "
             "test_batch.bin, in cifar10/",
         ),
-        Source(
+        DataSource(
             "covertype",
             "Covertype",
             tables.covertype,
@@ -72,7 +72,7 @@ _SOURCES = {
             7,
             "covertype.npz, or the original covtype.data, in covertype/",
         ),
-        Source(
+        DataSource(
             "imdb",
             "IMDB",
             text.imdb,
@@ -81,7 +81,7 @@ _SOURCES = {
             2,
             "train.jsonl.xz and test.jsonl.xz, or the original folder aclImdb, in imdb/",
         ),
-        Source("sst2", "SST-2", text.sst2, _THREE, (64,), 2, "train.txt.gz, dev.txt.gz and test.txt.gz in sst2/"),
+        DataSource("sst2", "SST-2", text.sst2, _THREE, (64,), 2, "train.txt.gz, dev.txt.gz and test.txt.gz in sst2/"),
     )
 }
 
@@ -102,7 +102,7 @@ def names() -> tuple[str, ...]:
     return tuple(_SOURCES)
 
 
-def describe(name: str) -> Source:
+def describe(name: str) -> DataSource:
     """What is known about a data set before it is read.
 
     Args:

@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-from prunus.graph._nodes import Graph, Node, Spec
+from prunus.graph._nodes import Graph, Node, Spec, replaced
 from prunus.graph._read import read, unwrapped
 
-__all__ = ["Graph", "Node", "Spec", "read", "unwrapped"]
+__all__ = ["Graph", "Node", "Spec", "read", "replaced", "unwrapped"]

@@ -137,7 +137,23 @@ def nodes_in(item: Any) -> Iterator[Node]:
 
 
 def replaced(item: Any, change: Callable[[Node], Any]) -> Any:
-    """Nested arguments with every node replaced by `change(node)`."""
+    """Nested arguments with every node replaced by `change(node)`.
+
+    Args:
+        item: Arguments of a node: nodes, numbers, and lists, tuples and dictionaries of them.
+        change: Called with each node.
+
+    Returns:
+        The same nesting with what `change` returned.
+
+    Raises:
+        Exception: Whatever `change` raises.
+
+    Example:
+        >>> graph = prunus.graph.read(torch.nn.Linear(4, 2), torch.zeros(1, 4))
+        >>> prunus.graph.replaced([graph.inputs[0], 3], lambda node: tuple(node.shape)[1:])
+        [(4,), 3]
+    """
     if isinstance(item, Node):
         return change(item)
     if isinstance(item, (list, tuple)):

@@ -13,8 +13,8 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
+from prunus._torch import HigherOrderOperator, OpOverload, is_mutable, pytree
 from prunus.errors import BadInput, first_line
 from prunus.graph._nodes import Graph, Node, Spec
 
@@ -102,7 +102,7 @@ def read(model: nn.Module, example: Any, *, dynamic_batch: bool = True, level: L
 def _writes(module: Any) -> bool:
     """True where an operator of an exported program, or of a block inside it, changes a tensor in place."""
     return any(
-        isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
+        is_mutable(node.target)
         for part in module.modules()
         if isinstance(part, torch.fx.GraphModule)
         for node in part.graph.nodes
@@ -340,11 +340,11 @@ class _Builder:
         if source.op == "get_attr":
             return getattr(owner, source.target)  # the body of a higher-order operator
         name = str(source.target)
-        if isinstance(source.target, torch._ops.HigherOrderOperator):
+        if isinstance(source.target, HigherOrderOperator):
             return self._inlined(source, made, name)
         if any(name.startswith(f"aten.{check}") for check in _CHECKS):
             return None
-        op = name if isinstance(source.target, torch._ops.OpOverload) else _python_name(source.target)
+        op = name if isinstance(source.target, OpOverload) else _python_name(source.target)
         arguments = torch.fx.node.map_aggregate(source.args, lambda n: made.get(n, n) if _is_fx(n) else n)
         keywords = torch.fx.node.map_aggregate(source.kwargs, lambda n: made.get(n, n) if _is_fx(n) else n)
         if op == "getitem" and isinstance(arguments[0], (tuple, list)):

@@ -13,7 +13,7 @@ from torch.nn import functional
 from prunus.models.fc import scaled
 
 
-class Block(nn.Module):
+class CifarBlock(nn.Module):
     """Two 3x3 convolutions and a shortcut without parameters ("option A").
 
     Where the block halves the image and adds channels, the shortcut takes every second pixel and pads the channels
@@ -66,8 +66,8 @@ class CifarResNet(nn.Module):
 
 
 def _stage(inputs: int, outputs: int, blocks: int, stride: int, affine: bool) -> nn.Sequential:
-    rest = [Block(outputs, outputs, 1, affine) for _ in range(blocks - 1)]
-    return nn.Sequential(Block(inputs, outputs, stride, affine), *rest)
+    rest = [CifarBlock(outputs, outputs, 1, affine) for _ in range(blocks - 1)]
+    return nn.Sequential(CifarBlock(inputs, outputs, stride, affine), *rest)
 
 
 def of_depth(depth: int) -> Callable[..., CifarResNet]:

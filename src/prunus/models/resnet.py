@@ -69,7 +69,7 @@ def _projection(inputs: int, outputs: int, stride: int, affine: bool) -> nn.Sequ
 
 
 @dataclass(frozen=True)
-class Plan:
+class ResNetPlan:
     """Which ResNet: blocks per stage, kind of block, inner width of a bottleneck, and the stem."""
 
     blocks: tuple[int, int, int, int]
@@ -81,7 +81,7 @@ class Plan:
 class ResNet(nn.Module):
     """Stem of 64 channels, stages of 64, 128, 256, 512 (times the width factor), mean, linear."""
 
-    def __init__(self, plan: Plan, width: float, channels: int, classes: int, affine: bool) -> None:
+    def __init__(self, plan: ResNetPlan, width: float, channels: int, classes: int, affine: bool) -> None:
         super().__init__()
         if plan.imagenet:
             self.conv1 = nn.Conv2d(channels, _STEM, 7, stride=2, padding=3, bias=False)
@@ -111,13 +111,13 @@ class ResNet(nn.Module):
 
 _R18, _R34, _R101 = (2, 2, 2, 2), (3, 4, 6, 3), (3, 4, 23, 3)
 PLANS = {
-    "resnet18": Plan(_R18, BasicBlock, imagenet=False),
-    "resnet34": Plan(_R34, BasicBlock, imagenet=False),
-    "imagenet-resnet18": Plan(_R18, BasicBlock, imagenet=True),
-    "imagenet-resnet34": Plan(_R34, BasicBlock, imagenet=True),
-    "imagenet-resnet50": Plan(_R34, Bottleneck, imagenet=True),
-    "imagenet-resnet101": Plan(_R101, Bottleneck, imagenet=True),
-    "wide-resnet50-2": Plan(_R34, Bottleneck, imagenet=True, inner=2),
+    "resnet18": ResNetPlan(_R18, BasicBlock, imagenet=False),
+    "resnet34": ResNetPlan(_R34, BasicBlock, imagenet=False),
+    "imagenet-resnet18": ResNetPlan(_R18, BasicBlock, imagenet=True),
+    "imagenet-resnet34": ResNetPlan(_R34, BasicBlock, imagenet=True),
+    "imagenet-resnet50": ResNetPlan(_R34, Bottleneck, imagenet=True),
+    "imagenet-resnet101": ResNetPlan(_R101, Bottleneck, imagenet=True),
+    "wide-resnet50-2": ResNetPlan(_R34, Bottleneck, imagenet=True, inner=2),
 }
 
 

@@ -18,7 +18,7 @@ from prunus.papers.index import Case, Claim, claims
 
 
 @dataclass(frozen=True)
-class Result:
+class Verified:
     """One case or check: what was verified, how, whether it held, and one sentence about it."""
 
     name: str
@@ -42,7 +42,7 @@ def select_checks(chosen: Iterable[Claim]) -> list[Check]:
     return [check for check in all_checks(*papers).values() if ids.intersection(check.claims)]
 
 
-def verify_cases(chosen: Iterable[Claim]) -> Iterator[Result]:
+def verify_cases(chosen: Iterable[Claim]) -> Iterator[Verified]:
     """Recompute the reference cases of these claims, one result for each."""
     for claim in chosen:
         for number, case in enumerate(claim.cases):
@@ -50,10 +50,10 @@ def verify_cases(chosen: Iterable[Claim]) -> Iterator[Result]:
             message = case_failure(claim, case)
             name = f"{claim.id} case {number}{' (printed)' if case.printed else ''}"
             seconds = time.perf_counter() - started
-            yield Result(name, (claim.id,), "reference value", not message, message or "agrees", seconds)
+            yield Verified(name, (claim.id,), "reference value", not message, message or "agrees", seconds)
 
 
-def verify_checks(checks: Iterable[Check]) -> Iterator[Result]:
+def verify_checks(checks: Iterable[Check]) -> Iterator[Verified]:
     """Run these checks, one result for each."""
     for check in checks:
         started = time.perf_counter()
@@ -63,7 +63,7 @@ def verify_checks(checks: Iterable[Check]) -> Iterator[Result]:
             passed, message = False, str(error) or "an assertion failed"
         except (PrunusError, ArithmeticError, ValueError) as error:
             passed, message = False, f"{type(error).__name__}: {error}"
-        yield Result(check.name, check.claims, check.method, passed, message, time.perf_counter() - started)
+        yield Verified(check.name, check.claims, check.method, passed, message, time.perf_counter() - started)
 
 
 def case_failure(claim: Claim, case: Case) -> str:

@@ -67,9 +67,9 @@ def globally(
 def _mean_units(
     weights: Mapping[str, Weight], scores: Mapping[str, Tensor], pattern: Pattern, absolute: bool
 ) -> tuple[dict[str, Tensor], dict[str, int]]:
-    from prunus.pruning.patterns import Unstructured, _Banks
+    from prunus.pruning.patterns import Banks, Unstructured
 
-    if isinstance(pattern, (Unstructured, _Banks)):  # units are single weights: no copy of the scores is needed
+    if isinstance(pattern, (Unstructured, Banks)):  # units are single weights: no copy of the scores is needed
         return {name: scores[name] for name in weights}, dict.fromkeys(weights, 1)
     pairs = {name: pattern.units(scores[name], weight, absolute=absolute) for name, weight in weights.items()}
     sizes = {name: size for name, (_, size) in pairs.items()}

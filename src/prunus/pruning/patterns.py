@@ -113,7 +113,7 @@ def _banks(weight: Weight, bank: int) -> list[tuple[int, int]]:
     return [(tap * segment + start, length) for tap in range(repeats) for start, length in inside]
 
 
-class _Banks(abc.ABC):
+class Banks(abc.ABC):
     """Patterns that take equally many weights from a given bank of every row."""
 
     bank: int
@@ -156,7 +156,7 @@ def _masks_by_segment(
 
 
 @dataclass(frozen=True)
-class Balanced(_Banks):
+class Balanced(Banks):
     """Every bank of `bank` weights loses equally many in every row.
 
     At sparsity s bank number b loses floor(s B) + [u_b < frac(s B)], with u the van der Corput sequence: the same for
@@ -182,7 +182,7 @@ class Balanced(_Banks):
 
 
 @dataclass(frozen=True)
-class NM(_Banks):
+class NM(Banks):
     """Keep n of every m neighbours. It has one sparsity, 1 - n/m."""
 
     n: int = 2
@@ -303,7 +303,7 @@ def bank_size(pattern: str | Pattern) -> int | None:
         (16, 4, None)
     """
     parsed = parse(pattern)
-    return parsed.bank if isinstance(parsed, _Banks) else None
+    return parsed.bank if isinstance(parsed, Banks) else None
 
 
 def bank_drops(pattern: Pattern, weight: Weight, sparsity: float) -> list[tuple[int, int, int]]:
@@ -316,7 +316,7 @@ def bank_drops(pattern: Pattern, weight: Weight, sparsity: float) -> list[tuple[
         >>> bank_drops(parse("2:4"), weight, 0.5)
         [(0, 4, 2), (4, 4, 2)]
     """
-    if not isinstance(pattern, _Banks):
+    if not isinstance(pattern, Banks):
         return []
     places = _banks(weight, pattern.bank)
     drops = pattern.drops([length for _, length in places], sparsity)

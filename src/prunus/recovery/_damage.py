@@ -20,7 +20,7 @@ from prunus.pruning import patterns
 from prunus.recovery._layer import bias_of, centred, problem_for
 from prunus.recovery._moments import Moments, measure, trace
 from prunus.recovery._solve import damped, errors, optimum
-from prunus.recovery._units import Walk, divide, looks_back
+from prunus.recovery._units import UnitWalk, divide, looks_back
 
 REACH = 0.25
 """How far a layer may be from the sparsity of the whole: errors add up only as long as they are small."""
@@ -59,7 +59,7 @@ def _curves(
     """Every layer's relative error at each of the choices."""
     units = divide(model, weights, batches[0])
     stages = trace(model, weights, batches[0], keeps[0])
-    walk = Walk(model, units, batches)
+    walk = UnitWalk(model, units, batches)
     walk.keep_all = looks_back(model, units, batches[0])
     found: dict[str, list[float]] = {}
     for unit in units:

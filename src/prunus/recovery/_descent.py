@@ -8,11 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from prunus.recovery._options import ReconstructOptions
-from prunus.recovery._units import Walk, leaves
+from prunus.recovery._units import UnitWalk, leaves
 
 
 def descend(
-    walk: Walk, targets: Walk, masks: Mapping[nn.Parameter, Tensor], keeps: Sequence[Tensor | None],
+    walk: UnitWalk, targets: UnitWalk, masks: Mapping[nn.Parameter, Tensor], keeps: Sequence[Tensor | None],
     options: ReconstructOptions,
 ) -> bool:  # fmt: skip
     """Move the present unit of `walk` towards the outputs `targets` holds; True if a batch held aside came closer.
@@ -67,7 +67,7 @@ def _typical(parameter: nn.Parameter, mask: Tensor | None) -> float:
     return max(1e-3, float(values.double().square().mean().sqrt())) if values.numel() else 1e-3
 
 
-def _distance(walk: Walk, targets: Walk, index: int, keep: Tensor | None) -> Tensor:
+def _distance(walk: UnitWalk, targets: UnitWalk, index: int, keep: Tensor | None) -> Tensor:
     """Squared distance of the unit's output from the dense network's, relative to the variance of the latter."""
     output = next(t for t in leaves(walk.run(index)) if t.is_floating_point())
     target = next(t for t in leaves(targets.outputs[index]) if t.is_floating_point())

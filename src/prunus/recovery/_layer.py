@@ -18,7 +18,7 @@ TRIAL = 10  # steps of conjugate gradients before two masks are compared
 
 
 @dataclass(frozen=True, eq=False)
-class Result:
+class LayerResult:
     """What became of a layer: its mask, and the relative squared error of its outputs.
 
     before: with the magnitudes' choice of the same pattern and the old values; masked: with the mask found and the old
@@ -139,7 +139,7 @@ def rebuild(
     given: Tensor | None,
     norm: nn.Module | None,
     settings: ReconstructOptions,
-) -> Result:
+) -> LayerResult:
     """Choose (or take) the zeros of `weight`, set what stays, and correct the bias and the batch norm behind it."""
     lines = weight.rows(original.double())
     matrix = lines.reshape(moments.own.shape[0], -1, moments.own.shape[-1])
@@ -156,7 +156,7 @@ def rebuild(
     size = float(errors(problem, torch.zeros_like(matrix)).sum()) or 1.0
     naive = problem.choose(matrix.square()) if given is None else mask
     values = values.double() * mask
-    result = Result(
+    result = LayerResult(
         weight.unrows(mask.reshape(lines.shape)).contiguous(),
         float(errors(problem, matrix * naive).sum()) / size,
         float(errors(problem, matrix * mask).sum()) / size,

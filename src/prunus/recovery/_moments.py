@@ -14,7 +14,7 @@ from prunus.adapters import Batch, call
 from prunus.errors import BadInput
 from prunus.layers import Weight
 from prunus.recovery._record import Recorder, Stop, Use, added_to, norms_of, real, storage
-from prunus.recovery._units import Walk
+from prunus.recovery._units import UnitWalk
 
 
 @dataclass(eq=False)
@@ -152,7 +152,7 @@ def _chunks(uses: Sequence[Use]) -> int:
 
 
 def measure(
-    dense: Walk, pruned: Walk, stage: Stage, weights: Mapping[str, Weight], originals: Mapping[str, Weight],
+    dense: UnitWalk, pruned: UnitWalk, stage: Stage, weights: Mapping[str, Weight], originals: Mapping[str, Weight],
     keeps: Sequence[Tensor | None],
 ) -> Moments:  # fmt: skip
     """The moments of a stage's inputs over all batches; `originals` are the dense network's weights."""
@@ -191,7 +191,7 @@ def measure(
 
 
 def _seen(
-    walk: Walk, weights: Sequence[Weight], stage: Stage, index: int, keep: Tensor | None
+    walk: UnitWalk, weights: Sequence[Weight], stage: Stage, index: int, keep: Tensor | None
 ) -> tuple[list[Use], Tensor | None]:
     """The uses of `weights` while the present unit runs on one batch, and what is added to the output of the last."""
     uses: list[Use] = []

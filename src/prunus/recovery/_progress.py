@@ -9,17 +9,17 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Progress:
+class LayerProgress:
     """`update(said)` counts one more layer as done."""
 
     update: Callable[[str], None]
 
 
 @contextmanager
-def progress(total: int, wanted: bool | None) -> Iterator[Progress]:
+def progress(total: int, wanted: bool | None) -> Iterator[LayerProgress]:
     """A live line over `total` layers if `wanted`, or if that is None and standard error is a terminal."""
     if not (sys.stderr.isatty() if wanted is None else wanted):
-        yield Progress(lambda said: None)
+        yield LayerProgress(lambda said: None)
         return
     from rich.console import Console
     from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -34,4 +34,4 @@ def progress(total: int, wanted: bool | None) -> Iterator[Progress]:
     )
     with Bar(*columns, console=Console(stderr=True)) as bar:
         task = bar.add_task("layers", total=total, said="")
-        yield Progress(lambda said: bar.update(task, advance=1, said=said))
+        yield LayerProgress(lambda said: bar.update(task, advance=1, said=said))

@@ -18,12 +18,12 @@ from prunus.layers import EMBEDDING, Weight, all_weights
 from prunus.pruning import allocations, find_masks, patterns
 from prunus.recovery._damage import damage
 from prunus.recovery._descent import descend
-from prunus.recovery._layer import Result, rebuild
+from prunus.recovery._layer import LayerResult, rebuild
 from prunus.recovery._moments import Moments, Stage, measure, trace
 from prunus.recovery._options import ReconstructOptions
-from prunus.recovery._progress import Progress, progress
+from prunus.recovery._progress import LayerProgress, progress
 from prunus.recovery._record import plain_layers
-from prunus.recovery._units import Walk, divide, evaluating, looks_back
+from prunus.recovery._units import UnitWalk, divide, evaluating, looks_back
 
 Sparsity = float | Mapping[str, float]
 
@@ -90,7 +90,7 @@ def reconstruct(
         torch.no_grad(),
         progress(len(plan.names), options.progress) as line,
     ):
-        job = _Job(inner, work, plan, calibration, options, line)
+        job = _Reconstruction(inner, work, plan, calibration, options, line)
         job.run()
     notes: dict[str, Any] = {
         "from": "reconstruct", "pattern": str(shape), "sparsity": plan.asked, "allocation": plan.allocation,
@@ -162,7 +162,7 @@ def _require_finite(model: nn.Module) -> None:
 
 
 @dataclass(frozen=True, eq=False)
-class Plan:
+class PruningPlan:
     """Which weights are pruned, in which pattern and how far; `given` are masks that are only to be adjusted to."""
 
     names: tuple[str, ...]
@@ -176,7 +176,7 @@ class Plan:
 def _plan(
     model: nn.Module, sparsity: Any, shape: Pattern, allocation: Any, exclude: Any, masks: Masks | None, misfits: str,
     calibration: list[Batch], options: ReconstructOptions,
-) -> Plan:  # fmt: skip
+) -> PruningPlan:  # fmt: skip
     if masks is not None:
         if not isinstance(masks, Masks) or not masks:
             raise BadInput("masks must be prunus.Masks with at least one mask.")
@@ -185,7 +185,7 @@ def _plan(
         for name in masks:
             if name not in known or known[name].kind == EMBEDDING:
                 raise BadInput(f"The masks name {name!r}, which is no layer that multiplies inputs: leave it out.")
-        return Plan(tuple(masks), dict.fromkeys(masks, shape), {}, masks, None, "")
+        return PruningPlan(tuple(masks), dict.fromkeys(masks, shape), {}, masks, None, "")
     if sparsity is None:
         raise BadInput("Give a sparsity, or masks that are to be kept.")
     said = allocation if isinstance(allocation, str) else getattr(allocation, "__name__", "function")
@@ -210,23 +210,23 @@ def _plan(
         keeps = [_real_positions(batch) for batch in calibration]
         with evaluating(model), plain_layers(model), torch.no_grad():
             levels, shapes = damage(model, weights, float(sparsity), shape, calibration, keeps, options.damping)
-    return Plan(tuple(first), shapes, levels, None, first.notes["sparsity"], said)
+    return PruningPlan(tuple(first), shapes, levels, None, first.notes["sparsity"], said)
 
 
 # ----------------------------------------------------------------------------------------------------------------- job
 
 
 @dataclass(eq=False)
-class _Job:
+class _Reconstruction:
     """One run: `dense` gives the outputs to keep, `work` is its copy that is pruned unit by unit."""
 
     dense: nn.Module
     work: nn.Module
-    plan: Plan
+    plan: PruningPlan
     calibration: list[Batch]
     options: ReconstructOptions
-    line: Progress
-    done: dict[str, Result] = field(default_factory=dict)
+    line: LayerProgress
+    done: dict[str, LayerResult] = field(default_factory=dict)
     remarks: list[str] = field(default_factory=list)
     few: list[tuple[str, int, int]] = field(default_factory=list)
 
@@ -238,8 +238,8 @@ class _Job:
         units = divide(self.dense, self.originals, batch)
         stages = trace(self.dense, self.originals, batch, self.keeps[0])
         memory = self.options.memory / 2
-        self.old = Walk(self.dense, units, self.calibration, memory)
-        self.new = Walk(self.work, units, self.calibration, memory)
+        self.old = UnitWalk(self.dense, units, self.calibration, memory)
+        self.new = UnitWalk(self.work, units, self.calibration, memory)
         self.old.keep_all = self.new.keep_all = looks_back(self.dense, units, batch)
         for unit in units:
             self._unit([stage for stage in stages if _belongs(self.weights[stage.names[0]], self.work, unit)])

@@ -17,8 +17,8 @@ from typing import Any, cast
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from prunus._torch import TorchDispatchMode
 from prunus.layers import CONV1D, Weight
 
 _aten = torch.ops.aten

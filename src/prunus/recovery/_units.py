@@ -1,8 +1,8 @@
 """A model as a row of units that run one after the other, and a way to run each of them on its own.
 
 A unit is a module that runs exactly once in a forward pass: a residual block, a transformer layer, or a single layer
-where there is no such block. `Walk` moves the activations of a data set through the units. It keeps the outputs of the
-last unit only: the units before it are replaced for the moment by functions that return what they returned, so that
+where there is no such block. `UnitWalk` moves the activations of a data set through the units. It keeps the outputs of
+the last unit only: the units before it are replaced for the moment by functions that return what they returned, so that
 whatever lies between two units (embeddings, masks, pooling, reshaping) runs as the model has it.
 """
 
@@ -200,7 +200,7 @@ def _map(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
 # ---------------------------------------------------------------------------------------------------------------- walk
 
 
-class Walk:
+class UnitWalk:
     """A model's activations on their way through its units; `outputs[i]` is what the last unit gave for batch i."""
 
     def __init__(self, model: nn.Module, units: Sequence[str], batches: Sequence[Batch], memory: float = 2e9) -> None:
@@ -273,7 +273,7 @@ def looks_back(model: nn.Module, units: Sequence[str], batch: Batch) -> bool:
     Raises:
         BadInput: if the model itself gives NaN or Inf on the batch.
     """
-    walk = Walk(model, units, [batch])
+    walk = UnitWalk(model, units, [batch])
     for unit in units:
         args, kwargs = walk.inputs(0)
         if not all(_finite(tensor) for tensor in leaves((args, kwargs))):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from prunus.report.metrics import Metric, metric_of
-from prunus.study.groups import Group, grouped, pareto
+from prunus.study.groups import SeedGroup, grouped, pareto
 from prunus.study.store import Result
 
 PAIRS = (
@@ -71,7 +71,7 @@ class Panel:
     name: str
     network: str
     data: str
-    groups: tuple[Group, ...]
+    groups: tuple[SeedGroup, ...]
     bases: tuple[Mapping[str, Any], ...]
 
     @property
@@ -79,7 +79,7 @@ class Panel:
         return list(dict.fromkeys(group.label for group in self.groups))
 
     @property
-    def front(self) -> list[Group]:
+    def front(self) -> list[SeedGroup]:
         return pareto(self.groups)
 
     @property
@@ -99,7 +99,7 @@ class Panel:
 
 def panels(results: Sequence[Result], bases: Mapping[str, Mapping[str, Any]]) -> list[Panel]:
     """The groups of a study by network and data set; free choice by magnitude, the yardstick, comes first."""
-    found: dict[tuple[str, str], list[Group]] = {}
+    found: dict[tuple[str, str], list[SeedGroup]] = {}
     for group in grouped(results):
         found.setdefault((group.network, group.data), []).append(group)
     made = []
@@ -111,7 +111,7 @@ def panels(results: Sequence[Result], bases: Mapping[str, Mapping[str, Any]]) ->
     return made
 
 
-def _place(group: Group) -> tuple[Any, ...]:
+def _place(group: SeedGroup) -> tuple[Any, ...]:
     return (group.pattern != "unstructured", group.pattern, *_way(group), group.sparsity)
 
 
@@ -149,12 +149,12 @@ def _looks(panel: Panel) -> list[list[int]]:
     return pairs if len(patterns) >= len(ways) else [[way, pattern] for pattern, way in pairs]
 
 
-def _way(group: Group) -> tuple[bool, bool, bool, str, str]:
+def _way(group: SeedGroup) -> tuple[bool, bool, bool, str, str]:
     """How the weights were chosen; plain pruning by magnitude, the yardstick, comes first."""
     return (group.method != "prune", group.score != "magnitude", group.tuned, group.method, group.score)
 
 
-def _group(group: Group, on_front: bool) -> dict[str, Any]:
+def _group(group: SeedGroup, on_front: bool) -> dict[str, Any]:
     first = group.results[0].record
     values = {name: [_short(mean.value), _short(mean.deviation)] for name, mean in group.means.items() if name in PAIRS}
     return {
@@ -172,7 +172,7 @@ def _group(group: Group, on_front: bool) -> dict[str, Any]:
     }
 
 
-def layer_means(group: Group) -> list[dict[str, Any]]:
+def layer_means(group: SeedGroup) -> list[dict[str, Any]]:
     """Each layer of a group, averaged over the seeds."""
     rows = []
     for number, layer in enumerate(group.results[0].record.get("layers", [])):

@@ -7,14 +7,14 @@ from itertools import pairwise
 
 from prunus.report.facts import Panel
 from prunus.report.metrics import percent
-from prunus.study.groups import Group
+from prunus.study.groups import SeedGroup
 
 
 def number(value: float) -> str:
     return f"{value:,.0f}" if 1000 <= abs(value) < 1e6 else f"{value:.3g}"
 
 
-def best(panel: Panel) -> Group | None:
+def best(panel: Panel) -> SeedGroup | None:
     """What the summary speaks of: of the groups close to dense the one that buys most, else the best."""
     known = [group for group in panel.groups if group.merit is not None]
     if not known:
@@ -26,7 +26,7 @@ def best(panel: Panel) -> Group | None:
     return max(known, key=lambda group: (group.merit or 0, group.sparsity))
 
 
-def fastest(group: Group) -> tuple[float, str]:
+def fastest(group: SeedGroup) -> tuple[float, str]:
     """How many times faster than dense its better kernels are, and which those are."""
     plain, integers = group.mean("speedup") or 1.0, group.mean("speedup_integers")
     return (integers, "integers") if integers is not None and integers > plain else (plain, "float32")
@@ -56,7 +56,7 @@ def headline(panel: Panel) -> str:
     return f"{said} {rival}" if rival else said
 
 
-def against_int8(panel: Panel, group: Group) -> str:
+def against_int8(panel: Panel, group: SeedGroup) -> str:
     """That is 1.4 times as fast as dense int8, which has 91.0 %."""
     ratio, quality = group.mean("faster_than_int8"), group.mean("quality_int8")
     if ratio is None:
@@ -67,7 +67,7 @@ def against_int8(panel: Panel, group: Group) -> str:
     return f"That is {ratio:.1f} times as fast as dense int8{other}."
 
 
-def same_answers(group: Group) -> str:
+def same_answers(group: SeedGroup) -> str:
     """Gives the same answer on 98.7 % of held-out inputs and is proved to for 94 % of 100 test points, ..."""
     agreement, proved = group.mean("agreement"), group.mean("labels_proved")
     parts = []
@@ -131,7 +131,7 @@ def remarks(panel: Panel) -> list[str]:
     return found
 
 
-def _steepest(panel: Panel) -> tuple[Group, Group] | None:
+def _steepest(panel: Panel) -> tuple[SeedGroup, SeedGroup] | None:
     worst, pair = 0.02, None
     for method in panel.methods:
         groups = [group for group in panel.groups if group.label == method]

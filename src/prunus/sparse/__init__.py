@@ -18,17 +18,17 @@ from prunus.sparse._onnx import export_onnx
 from prunus.sparse._packed import Packed, pack
 from prunus.sparse._peers import find_peers, output_error
 from prunus.sparse._permute import find_permutation, find_permuted_masks
-from prunus.sparse._plan import Row
+from prunus.sparse._plan import StoredLayer
 from prunus.sparse._pretrained import load_pretrained, save_pretrained
 from prunus.sparse._recurrent import SparseLSTM, SparseLSTMCell
 
 __all__ = [
     "BalancedLinear",
     "Packed",
-    "Row",
     "SparseConv2d",
     "SparseLSTM",
     "SparseLSTMCell",
+    "StoredLayer",
     "compress",
     "embedding_errors",
     "explain",

@@ -13,7 +13,7 @@ from prunus import graph
 from prunus.errors import BadInput, first_line
 from prunus.layers import is_conv1d
 from prunus.sparse._foreign import Cast, PaddedConv2d, SparseAttention
-from prunus.sparse._geometry import Geometry
+from prunus.sparse._geometry import ConvGeometry
 from prunus.sparse._graph import folded
 from prunus.sparse._modules import BalancedLinear, SparseConv2d
 from prunus.sparse._packed import pack
@@ -33,7 +33,7 @@ class Candidates:
 
     layers: dict[str, nn.Module] = field(default_factory=dict)
     left: dict[str, str] = field(default_factory=dict)
-    convolutions: dict[str, tuple[tuple[int, int, int, int], Geometry]] = field(default_factory=dict)
+    convolutions: dict[str, tuple[tuple[int, int, int, int], ConvGeometry]] = field(default_factory=dict)
 
 
 def find(model: nn.Module) -> Candidates:
@@ -84,7 +84,7 @@ def _reason(module: nn.Module, kind: type, tables: set[int], name: str) -> str:
         return "" if kind in (nn.Linear, nn.Conv2d) else "its class has a forward of its own"
     if isinstance(module, nn.Conv2d):
         try:
-            Geometry.of(module)
+            ConvGeometry.of(module)
         except BadInput as error:
             return first_line(error).rstrip(".")
     return ""
@@ -135,7 +135,10 @@ def _read(name: str, module: nn.Module, found: Candidates, shape: tuple[int, ...
     if pad[0] == pad[1] and pad[2] == pad[3]:  # the same on both sides: the convolution does it itself
         pad, padding = (0, 0, 0, 0), (padding[0] + pad[2], padding[1] + pad[0])
     channels = int(module.weight.shape[1]) * groups
-    found.convolutions[name] = (pad, Geometry(channels, int(module.weight.shape[0]), kernel, stride, padding, dilation))
+    found.convolutions[name] = (
+        pad,
+        ConvGeometry(channels, int(module.weight.shape[0]), kernel, stride, padding, dilation),
+    )
     return ""
 
 
@@ -208,7 +211,7 @@ def _packed(
         packed = pack(weight if order is None else weight[:, order], None, dtype)
         return BalancedLinear(packed, _float(layer.bias), **linear)
     pad, geometry = found.convolutions.get(name, ((0, 0, 0, 0), None))
-    geometry = Geometry.of(layer) if geometry is None else geometry
+    geometry = ConvGeometry.of(layer) if geometry is None else geometry
     both = (layer.weight.detach().float(), _float(layer.bias))
     both = folded(layer, norm) if isinstance(norm, nn.BatchNorm2d) else both
     conv = SparseConv2d(geometry.pack(both[0], layer.groups, None, dtype), geometry, both[1])

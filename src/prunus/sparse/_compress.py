@@ -21,7 +21,7 @@ from prunus.sparse._candidates import (
     usual_shape,
 )
 from prunus.sparse._channels import remove_channels_
-from prunus.sparse._copies import Example, as_example, mask_copy, own, require_equal, run, share_packed, sharing
+from prunus.sparse._copies import ModelInputs, as_example, mask_copy, own, require_equal, run, share_packed, sharing
 from prunus.sparse._errors import output_errors
 from prunus.sparse._explain import make_row
 from prunus.sparse._foreign import Cast, PaddedConv2d
@@ -29,7 +29,7 @@ from prunus.sparse._graph import batch_norm_pairs
 from prunus.sparse._measure import Timing, compare, in_turn
 from prunus.sparse._modules import PackedModule, check_activations, check_order
 from prunus.sparse._packed import KINDS
-from prunus.sparse._plan import Plan, describe, install, plan_of
+from prunus.sparse._plan import SparsePlan, describe, install, plan_of
 from prunus.sparse._pretrained import offer_save_pretrained
 
 LEAST_SPARSITY = 0.3  # below this share of zeros a layer is not tried unless it is named ...
@@ -107,7 +107,7 @@ def compress(
         folded_norms = {name: work.get_submodule(norm) for name, norm in norms.items()}
         errors = output_errors(work, {one.name: one.packed for one in tried if one.packed}, folded_norms, example)
         tried = [replace(one, error=errors.get(one.name)) for one in tried]
-    fast = _finish_best(work, tried, norms, Plan(fused=fuse, shapes=shapes_left), example)
+    fast = _finish_best(work, tried, norms, SparsePlan(fused=fuse, shapes=shapes_left), example)
     for name, why in found.left.items():
         plan_of(fast).rows.append(make_row(name, work.get_submodule(name), None, None, why=why))
     own(fast, model)
@@ -167,7 +167,7 @@ def _try_layers(
 
 
 def _finish_best(
-    work: nn.Module, tried: Sequence[_Tried], norms: Mapping[str, str], plan: Plan, example: Example | None
+    work: nn.Module, tried: Sequence[_Tried], norms: Mapping[str, str], plan: SparsePlan, example: ModelInputs | None
 ) -> nn.Module:
     """The finished model; layers whose gain is a few microseconds are in it if the whole model runs faster so."""
     if example is None or all(one.sure == one.likely for one in tried):
@@ -196,7 +196,7 @@ class _Tried:
 
 
 def _finish(
-    work: nn.Module, tried: Sequence[_Tried], norms: Mapping[str, str], plan: Plan, chosen: Sequence[bool]
+    work: nn.Module, tried: Sequence[_Tried], norms: Mapping[str, str], plan: SparsePlan, chosen: Sequence[bool]
 ) -> nn.Module:
     modules: dict[str, nn.Module] = {}
     for one, taken in zip(tried, chosen):
@@ -253,7 +253,7 @@ def _orders(permutations: Mapping[str, Tensor] | None, layers: Mapping[str, nn.M
 
 
 def _shapes(
-    model: nn.Module, layers: Mapping[str, nn.Module], example: Example | None
+    model: nn.Module, layers: Mapping[str, nn.Module], example: ModelInputs | None
 ) -> tuple[dict[str, tuple[int, ...]], set[str]]:
     """The shape each layer sees when the example runs, and the layers fed something else (a packed sequence)."""
     if example is None:

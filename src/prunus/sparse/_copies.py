@@ -18,7 +18,7 @@ EXACT, ROUNDED = 1e-3, 0.5  # how far results may be off, relative to their size
 
 
 @dataclass(frozen=True)
-class Example:
+class ModelInputs:
     """Inputs of a model: by position and by name."""
 
     args: tuple[Any, ...]
@@ -28,18 +28,18 @@ class Example:
         return model(*self.args, **self.kwargs)
 
 
-def as_example(example: Any) -> Example:
+def as_example(example: Any) -> ModelInputs:
     """An input, a tuple of inputs, a dict of named ones, or a `Batch`."""
-    if isinstance(example, Example):
+    if isinstance(example, ModelInputs):
         return example
     if isinstance(example, Batch):
-        return Example(example.args, dict(example.kwargs))
+        return ModelInputs(example.args, dict(example.kwargs))
     if isinstance(example, Mapping):
-        return Example((), dict(example))
-    return Example(example if isinstance(example, tuple) else (example,), {})
+        return ModelInputs((), dict(example))
+    return ModelInputs(example if isinstance(example, tuple) else (example,), {})
 
 
-def run(model: nn.Module, example: Example) -> list[Tensor]:
+def run(model: nn.Module, example: ModelInputs) -> list[Tensor]:
     """The numbers a model answers with, without gradients."""
     try:
         with torch.no_grad():
@@ -50,7 +50,7 @@ def run(model: nn.Module, example: Example) -> list[Tensor]:
         ) from error
 
 
-def require_equal(model: nn.Module, example: Example, expected: list[Tensor], *, exact: bool) -> None:
+def require_equal(model: nn.Module, example: ModelInputs, expected: list[Tensor], *, exact: bool) -> None:
     """Refuse a model whose answer to the example is not the expected one."""
     try:
         with torch.no_grad():

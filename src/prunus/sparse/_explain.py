@@ -6,14 +6,14 @@ from dataclasses import replace
 
 from torch import nn
 
-from prunus.sparse._machine import limits
 from prunus.sparse._measure import Timing
 from prunus.sparse._modules import PackedModule, SparseConv2d
 from prunus.sparse._packed import kernels
-from prunus.sparse._plan import Row, plan_of
+from prunus.sparse._plan import StoredLayer, plan_of
+from prunus.sparse.machine import limits
 
 
-def explain(model: nn.Module) -> list[Row]:
+def explain(model: nn.Module) -> list[StoredLayer]:
     """One row for each layer: format, kernel, bytes, measured time against dense, and the share of the limit reached.
 
     Times are those of one thread count and the example's shapes, as measured when the model was compressed. The limit
@@ -43,7 +43,7 @@ def make_row(
     timing: Timing | None,
     error: float | None = None,
     why: str = "",
-) -> Row:
+) -> StoredLayer:
     """The row of a layer that was replaced, or (module None) of one that stayed."""
     weights = [parameter for parameter in dense.parameters() if parameter.dim() > 1]
     kept = sum(int(weight.count_nonzero()) for weight in weights)
@@ -62,20 +62,20 @@ def make_row(
             size,
         )
         times = () if timing is None else (timing.shape, 1e6 * timing.ours, 1e6 * timing.dense, timing.gain)
-        return replace(Row(*row, *times), error=error)
+        return replace(StoredLayer(*row, *times), error=error)
     packed = module
     if packed is None:
         times = () if timing is None else (timing.shape, 1e6 * timing.ours, 1e6 * timing.dense, timing.gain)
-        return replace(Row(name, "dense", "torch", zeros, size, size, *times), why=why)
+        return replace(StoredLayer(name, "dense", "torch", zeros, size, size, *times), why=why)
     kind = str(packed.values.dtype).removeprefix("torch.")
     kind += " x int8" if packed.integer else ""
     bytes_now = packed.packed.nbytes + (0 if packed.bias is None else packed.bias.nbytes)
     row = (name, f"bank {packed.bank}, {kind}", _kernel(packed, timing), zeros, bytes_now, size)
     if timing is None:
-        return Row(*row, error=error)
+        return StoredLayer(*row, error=error)
     rate = 1.0 if packed.integer else 2.0  # byte products run at twice the rate of multiply-adds
     share = limits().seconds(rate * packed.packed.kept * _samples(packed, timing), bytes_now) / timing.ours
-    return Row(*row, timing.shape, 1e6 * timing.ours, 1e6 * timing.dense, timing.gain, share, error)
+    return StoredLayer(*row, timing.shape, 1e6 * timing.ours, 1e6 * timing.dense, timing.gain, share, error)
 
 
 def _samples(packed: PackedModule, timing: Timing) -> int:

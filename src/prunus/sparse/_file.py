@@ -20,8 +20,8 @@ from prunus import storage
 from prunus.errors import BadFile, BadInput
 from prunus.layers import is_conv1d
 from prunus.sparse._channels import apply_shapes
-from prunus.sparse._geometry import Geometry
-from prunus.sparse._plan import VERSION, Plan, build, install, plan_of
+from prunus.sparse._geometry import ConvGeometry
+from prunus.sparse._plan import VERSION, SparsePlan, build, install, plan_of
 
 KIND = "sparse model"
 
@@ -159,7 +159,7 @@ def load(path: str | os.PathLike[str], model: nn.Module) -> nn.Module:
     return _fill(install(work, plan, modules).eval(), tensors, path)
 
 
-def _read(path: Path) -> tuple[Plan, dict[str, Tensor], dict[str, str]]:
+def _read(path: Path) -> tuple[SparsePlan, dict[str, Tensor], dict[str, str]]:
     tensors, record = storage.read_tensors(path, KIND)
     try:
         plan, shared = record["plan"], dict(record["shared"])
@@ -170,7 +170,7 @@ def _read(path: Path) -> tuple[Plan, dict[str, Tensor], dict[str, str]]:
         for name in record.get("stored", {}):
             parts = {part: tensors.pop(name + part) for part in ("", "|scale") if name + part in tensors}
             tensors[name] = _widened(parts)
-        return Plan.from_dict(plan), tensors, shared
+        return SparsePlan.from_dict(plan), tensors, shared
     except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
         if isinstance(error, BadFile):
             raise
@@ -250,7 +250,7 @@ def _weight_words(shape: list[int], groups: int = 1) -> str:
 
 def _geometry_of(conv: nn.Conv2d) -> list[int]:
     try:
-        return Geometry.of(conv).numbers()
+        return ConvGeometry.of(conv).numbers()
     except BadInput:  # a padding that is never packed
         return [conv.in_channels, conv.out_channels, *conv.kernel_size, *[-1] * 6]
 

@@ -16,7 +16,7 @@ Pair = tuple[int, int]
 
 
 @dataclass(frozen=True)
-class Geometry:
+class ConvGeometry:
     """Channels, kernel, stride, padding and dilation of a convolution; pairs are (y, x)."""
 
     inputs: int
@@ -27,7 +27,7 @@ class Geometry:
     dilation: Pair = (1, 1)
 
     @classmethod
-    def of(cls, conv: nn.Conv2d) -> Geometry:
+    def of(cls, conv: nn.Conv2d) -> ConvGeometry:
         """Of a torch layer; refuses padding the kernels do not know."""
         if conv.padding_mode != "zeros":
             raise BadInput(f"Sparse convolutions pad with zeros; {conv.padding_mode!r} padding is not supported.")
@@ -77,7 +77,7 @@ class Geometry:
         return [self.inputs, self.outputs, *self.kernel, *self.stride, *self.padding, *self.dilation]
 
     @classmethod
-    def from_numbers(cls, numbers: list[int]) -> Geometry:
+    def from_numbers(cls, numbers: list[int]) -> ConvGeometry:
         inputs, outputs, *rest = numbers
         pairs = [(rest[i], rest[i + 1]) for i in range(0, 8, 2)]
         return cls(inputs, outputs, *pairs)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from prunus.errors import BadInput
-from prunus.sparse._packed import Packed, _entries
+from prunus.sparse._packed import Packed, entries
 
 TOP = 127
 SMALLEST_STEP = 1e-37
@@ -54,7 +54,7 @@ def integer_linear(packed: Packed, x: Tensor, bias: Tensor | None, relu: bool) -
 
 def integer_weight(packed: Packed) -> Tensor:
     """The stored int8 values as a dense matrix (rows, cols), int64."""
-    row, column, value = _entries(packed, scaled=False)
+    row, column, value = entries(packed, scaled=False)
     out = torch.zeros(packed.rows, packed.cols, dtype=torch.int64)
     return out.index_put_((row, column), value.long(), accumulate=True)
 

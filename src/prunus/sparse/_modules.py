@@ -6,13 +6,11 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch._C import _is_tracing, _len_torch_dispatch_stack
-from torch._C._functorch import peek_interpreter_stack
-from torch.autograd import forward_ad
 
+from prunus._torch import dispatch_modes, is_tracing, transformed
 from prunus.errors import BadInput
 from prunus.sparse import _ops
-from prunus.sparse._geometry import Geometry
+from prunus.sparse._geometry import ConvGeometry
 from prunus.sparse._integer import check_integer
 from prunus.sparse._packed import Packed, pack
 from prunus.sparse._weight import PackedWeight
@@ -20,21 +18,12 @@ from prunus.sparse._weight import PackedWeight
 _FIELDS = ("values", "index", "schedule", "starts", "scale")
 
 
-def transformed() -> bool:
-    """Whether a transform of torch.func, or forward-mode differentiation, is under way.
-
-    The registered operators have no rules for these, and forward mode would lose tangents without a word: layers then
-    compute with the dense weight.
-    """
-    return peek_interpreter_stack() is not None or forward_ad._current_level >= 0
-
-
 def watched() -> bool:
     """Whether torch compiles, traces or transforms what runs, or a mode wants to see operators.
 
     Kernels are then not called directly: nothing of torch would know.
     """
-    return torch.compiler.is_compiling() or _is_tracing() or transformed() or _len_torch_dispatch_stack() > 0
+    return torch.compiler.is_compiling() or is_tracing() or transformed() or dispatch_modes() > 0
 
 
 def uncast(x: Any) -> Any:
@@ -255,7 +244,7 @@ class SparseConv2d(PackedModule):
         True
     """
 
-    def __init__(self, packed: Packed, geometry: Geometry, bias: Tensor | None = None, relu: bool = False) -> None:
+    def __init__(self, packed: Packed, geometry: ConvGeometry, bias: Tensor | None = None, relu: bool = False) -> None:
         super().__init__(packed, bias)
         self.geometry, self.relu = geometry, relu
         if packed.rows != geometry.outputs or packed.cols != geometry.columns(packed.bank):
@@ -264,7 +253,7 @@ class SparseConv2d(PackedModule):
     @classmethod
     def from_dense(cls, conv: nn.Conv2d, bank: int | None = None, dtype: torch.dtype | None = None) -> SparseConv2d:
         """Pack what is not zero in `conv.weight`; groups become zeros between them."""
-        geometry = Geometry.of(conv)
+        geometry = ConvGeometry.of(conv)
         return cls(geometry.pack(conv.weight, conv.groups, bank, dtype), geometry, conv.bias)
 
     def _weight_shape(self) -> tuple[int, ...]:

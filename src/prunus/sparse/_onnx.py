@@ -12,8 +12,8 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
+from prunus._torch import pytree
 from prunus.contract import Masks
 from prunus.errors import BadInput, MissingExtra, RunFailed, first_line
 from prunus.sparse._modules import PackedModule
@@ -119,11 +119,11 @@ def _compare(model: nn.Module, body: bytes, example: Tensor | tuple[Any, ...]) -
         import onnxruntime
     except ImportError:
         return
-    arguments = [part for part in tree_leaves(_arguments(example)) if isinstance(part, Tensor)]
+    arguments = [part for part in pytree.tree_leaves(_arguments(example)) if isinstance(part, Tensor)]
     session = onnxruntime.InferenceSession(body, providers=["CPUExecutionProvider"])
     feed = {entry.name: value.numpy() for entry, value in zip(session.get_inputs(), arguments)}
     with torch.no_grad():
-        expected = [part for part in tree_leaves(model(*_arguments(example))) if isinstance(part, Tensor)]
+        expected = [part for part in pytree.tree_leaves(model(*_arguments(example))) if isinstance(part, Tensor)]
     for found, wanted in zip(session.run(None, feed), expected):
         worst = float((torch.from_numpy(found) - wanted).abs().max()) if wanted.numel() else 0.0
         if not worst <= 1e-3 * max(1.0, float(wanted.abs().max()) if wanted.numel() else 0.0):

@@ -17,7 +17,7 @@ from torch.nn import functional
 from torch.nn.grad import conv2d_input
 
 from prunus.errors import BadInput
-from prunus.sparse._geometry import Geometry
+from prunus.sparse._geometry import ConvGeometry
 from prunus.sparse._integer import check_integer, integer_linear
 from prunus.sparse._packed import Packed
 
@@ -100,9 +100,9 @@ def _packed(rows: int, cols: int, bank: int, tensors: list[Tensor]) -> Packed:
     return packed
 
 
-def _geometry(packed: Packed, numbers: list[int]) -> Geometry:
+def _geometry(packed: Packed, numbers: list[int]) -> ConvGeometry:
     """The sizes that an operator was given, where they belong to its weight."""
-    geometry = Geometry.from_numbers(numbers) if len(numbers) == 10 else None
+    geometry = ConvGeometry.from_numbers(numbers) if len(numbers) == 10 else None
     if geometry is None or geometry.problem():
         raise BadInput(f"A convolution cannot have the sizes {numbers}.")
     if (packed.rows, packed.cols) != (geometry.outputs, geometry.columns(packed.bank)):
@@ -180,7 +180,7 @@ def _(grad: Tensor, tensors: list[Tensor], rows: int, cols: int, bank: int) -> T
 
 def run_conv2d(
     packed: Packed,
-    geometry: Geometry,
+    geometry: ConvGeometry,
     x: Tensor,
     bias: Tensor | None = None,
     other: Tensor | None = None,
@@ -210,7 +210,7 @@ def run_conv2d(
 
 
 def dense_conv2d(
-    packed: Packed, geometry: Geometry, x: Tensor, bias: Tensor | None, other: Tensor | None, relu: bool
+    packed: Packed, geometry: ConvGeometry, x: Tensor, bias: Tensor | None, other: Tensor | None, relu: bool
 ) -> Tensor:
     weight = geometry.weight(packed.dense(), packed.bank)
     out = functional.conv2d(x, weight, bias, geometry.stride, geometry.padding, geometry.dilation)
@@ -218,7 +218,7 @@ def dense_conv2d(
     return out.relu() if relu else out
 
 
-def check_image(geometry: Geometry, x: Tensor) -> tuple[int, int]:
+def check_image(geometry: ConvGeometry, x: Tensor) -> tuple[int, int]:
     """Height and width of the output, or one sentence that says why there is none."""
     shape = x.shape
     if len(shape) != 4 or shape[1] != geometry.inputs:
@@ -249,7 +249,7 @@ def sparse_conv2d(
     relu: bool,
     geometry: list[int],
 ) -> Tensor:
-    """`tensors` as in `sparse_linear`; `geometry` as in `Geometry.numbers`."""
+    """`tensors` as in `sparse_linear`; `geometry` as in `ConvGeometry.numbers`."""
     packed = _packed(rows, cols, bank, tensors)
     return run_conv2d(packed, _geometry(packed, geometry), x, bias, other, relu)
 
@@ -266,7 +266,7 @@ def _(
     relu: bool,
     geometry: list[int],
 ) -> Tensor:
-    height, width = Geometry.from_numbers(geometry).output(x.shape[2], x.shape[3])
+    height, width = ConvGeometry.from_numbers(geometry).output(x.shape[2], x.shape[3])
     return x.new_empty((x.shape[0], rows, height, width))
 
 

@@ -117,7 +117,7 @@ class Packed:
             self.layer.dense(array.ctypes.data)
             return torch.from_numpy(array)
         out = torch.zeros(self.rows, self.cols, dtype=torch.float32)
-        row, column, value = _entries(self)
+        row, column, value = entries(self)
         out.index_put_((row, column), value, accumulate=True)
         return out
 
@@ -248,7 +248,7 @@ def _group_of_slot(packed: Packed) -> Tensor:
     return torch.repeat_interleave(torch.arange(packed.groups), slot_start.diff())
 
 
-def _entries(packed: Packed, scaled: bool = True) -> tuple[Tensor, Tensor, Tensor]:
+def entries(packed: Packed, scaled: bool = True) -> tuple[Tensor, Tensor, Tensor]:
     """Row, column and value of every slot and lane that belongs to a row of the matrix."""
     group = _group_of_slot(packed)
     within = torch.arange(packed.slots) - packed.starts[packed.groups + group]
@@ -307,5 +307,5 @@ def _content_problem(packed: Packed) -> str:
         part = packed.schedule[start : start + count]
         if bool((part.diff() < 0).any()) or (count and int(part.bincount().max()) > packed.bank):
             return "a schedule is out of order"
-    _, column, _ = _entries(packed)
+    _, column, _ = entries(packed)
     return "an index points outside its bank" if column.numel() and int(column.max()) >= packed.cols else ""

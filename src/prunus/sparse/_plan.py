@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from prunus.errors import BadInput
 from prunus.sparse._blocks import run_blocks_natively
 from prunus.sparse._foreign import Cast, PaddedConv2d, SparseAttention
-from prunus.sparse._geometry import Geometry
+from prunus.sparse._geometry import ConvGeometry
 from prunus.sparse._graph import fuse
 from prunus.sparse._modules import BalancedLinear, PackedModule, SparseConv2d
 from prunus.sparse._packed import Packed
@@ -22,7 +22,7 @@ ATTRIBUTE = "prunus_plan"
 
 
 @dataclass(frozen=True)
-class Row:
+class StoredLayer:
     """One layer of a compressed model: how it is stored and how fast it runs.
 
     `microseconds` is the packed layer's time for an input of `shape`, also where the layer stayed dense because that
@@ -53,7 +53,7 @@ class Row:
 
 
 @dataclass
-class Plan:
+class SparsePlan:
     """`layers`: name -> what stands there now; `folded`: batch norms that became part of their convolution.
 
     `shapes` are those of the tensors that lost channels.
@@ -63,21 +63,23 @@ class Plan:
     folded: list[str] = field(default_factory=list)
     fused: bool = False
     shapes: dict[str, list[int]] = field(default_factory=dict)
-    rows: list[Row] = field(default_factory=list)
+    rows: list[StoredLayer] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
         return {"version": VERSION, **asdict(self)}
 
     @classmethod
-    def from_dict(cls, record: dict[str, Any]) -> Plan:
-        rows = [Row(**{**row, "shape": tuple(row["shape"]) if row["shape"] else None}) for row in record["rows"]]
+    def from_dict(cls, record: dict[str, Any]) -> SparsePlan:
+        rows = [
+            StoredLayer(**{**row, "shape": tuple(row["shape"]) if row["shape"] else None}) for row in record["rows"]
+        ]
         return cls(dict(record["layers"]), list(record["folded"]), bool(record["fused"]), dict(record["shapes"]), rows)
 
 
-def plan_of(model: nn.Module) -> Plan:
+def plan_of(model: nn.Module) -> SparsePlan:
     """The plan of a model that `compress` or `load` returned."""
     plan = getattr(model, ATTRIBUTE, None)
-    if not isinstance(plan, Plan):
+    if not isinstance(plan, SparsePlan):
         raise BadInput("This model was not made by prunus.compress or prunus.sparse.load: compress it first.")
     return plan
 
@@ -162,7 +164,7 @@ def _build_packed(spec: dict[str, Any], tensors: dict[str, Tensor]) -> PackedMod
     if not problem and bias is not None and (bias.shape != (packed.rows,) or bias.dtype != torch.float32):
         problem = "its bias has the wrong shape or type"
     if not problem and spec["kind"] == "conv2d":
-        geometry = Geometry.from_numbers([int(number) for number in spec["geometry"]])
+        geometry = ConvGeometry.from_numbers([int(number) for number in spec["geometry"]])
         problem = geometry.problem()
         if not problem:
             return SparseConv2d(packed, geometry, bias)
@@ -175,7 +177,7 @@ def _build_packed(spec: dict[str, Any], tensors: dict[str, Tensor]) -> PackedMod
     return BalancedLinear(packed, bias, permutation=order, activations=None if kind is None else torch.int8)
 
 
-def install(model: nn.Module, plan: Plan, modules: dict[str, nn.Module]) -> nn.Module:
+def install(model: nn.Module, plan: SparsePlan, modules: dict[str, nn.Module]) -> nn.Module:
     """Put the new modules in their places and fuse where the plan says so; returns the finished model."""
     names: dict[int, list[str]] = {}
     for name, module in model.named_modules(remove_duplicate=False):

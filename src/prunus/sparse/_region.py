@@ -27,7 +27,7 @@ _SIZES = 16  # sizes of image for which a region stays laid out
 
 
 @dataclass(frozen=True)
-class Step:
+class RegionStep:
     """One node. `inputs` number the values: first the region's own inputs, then the results of the steps in turn.
 
     `numbers` are, for "thin", the steps in y and x and the zero channels before and after; for "max_pool", kernel and
@@ -49,14 +49,14 @@ class _Laid:
     biases: tuple[int, ...]
 
 
-class Region:
+class FusedRegion:
     """Called with its inputs; returns the values numbered in `results`, or the only one.
 
     `convs` are the names of the convolutions in `model`, looked up at every call so that replacing one is seen.
     """
 
     def __init__(
-        self, model: nn.Module, convs: Sequence[str], steps: tuple[Step, ...], results: tuple[int, ...]
+        self, model: nn.Module, convs: Sequence[str], steps: tuple[RegionStep, ...], results: tuple[int, ...]
     ) -> None:
         self.__name__ = "region"
         self.steps, self.results = steps, results
@@ -265,11 +265,11 @@ def _emit(graph: fx.Graph, env: dict[fx.Node, fx.Node], run: list[fx.Node], mode
     steps, names = [], []
     for node in run:
         kind, numbers = _step(node, modules)  # type: ignore[misc]
-        steps.append(Step(kind, tuple(value[source] for source in node.all_input_nodes), numbers))
+        steps.append(RegionStep(kind, tuple(value[source] for source in node.all_input_nodes), numbers))
         if kind == "conv":
             names.append(str(node.target))
     results = [node for node in run if any(user not in members for user in node.users)]
-    region = Region(model, names, tuple(steps), tuple(value[node] for node in results))
+    region = FusedRegion(model, names, tuple(steps), tuple(value[node] for node in results))
     call = graph.call_function(region, tuple(env[node] for node in inputs))
     for index, node in enumerate(results):
         env[node] = call if len(results) == 1 else graph.call_function(operator.getitem, (call, index))

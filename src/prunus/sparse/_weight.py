@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map
+
+from prunus._torch import empty_wrapper, pytree
 
 
 class PackedWeight(Tensor):
@@ -20,7 +21,7 @@ class PackedWeight(Tensor):
 
     @staticmethod
     def __new__(cls, shape: Any, dtype: torch.dtype, device: torch.device, make: Callable[[], Tensor]) -> PackedWeight:
-        empty: Any = torch.Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=device)
+        empty: Any = empty_wrapper(cls, shape, dtype, device)
         empty.make = make
         return empty  # type: ignore[no-any-return]
 
@@ -32,7 +33,7 @@ class PackedWeight(Tensor):
         def dense(value: Any) -> Any:
             return value.make().to(value.dtype) if isinstance(value, PackedWeight) else value
 
-        return func(*tree_map(dense, args), **tree_map(dense, kwargs or {}))
+        return func(*pytree.tree_map(dense, args), **pytree.tree_map(dense, kwargs or {}))
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"PackedWeight(shape={tuple(self.shape)}, dtype={self.dtype})"

@@ -9,17 +9,17 @@ Which units belong together is read from the operators: `_walk.py` visits them, 
 """
 
 from prunus.structure._call import run_once
-from prunus.structure._shrink import Options, Removal, Row, find_removal, shrink
+from prunus.structure._shrink import GroupRow, Options, Removal, find_removal, shrink
 from prunus.structure.files import load, save
-from prunus.structure.groups import Coupling, Fixed, Group
+from prunus.structure.groups import Coupling, FixedLayer, Group
 
 __all__ = [
     "Coupling",
-    "Fixed",
+    "FixedLayer",
     "Group",
+    "GroupRow",
     "Options",
     "Removal",
-    "Row",
     "find_removal",
     "load",
     "run_once",

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
+from prunus._torch import pytree
 from prunus.errors import BadInput
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils import _pytree as pytree
 
+from prunus._torch import pytree
 from prunus.structure import _moves
 from prunus.structure._labels import Labels, broadcast, contract, unify
 from prunus.structure._walk import Product, Result, Rule, Site, Walk
@@ -37,7 +37,7 @@ def rule_for(target: Any, name: str) -> Rule:
         return RULES[name]
     if torch.Tag.pointwise in getattr(target, "tags", ()):
         return _pointwise
-    return _unknown
+    return unknown_operator
 
 
 def tensors(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Labels]:
@@ -48,7 +48,7 @@ def _pointwise(walk: Walk, site: Site, args: Sequence[Any], kwargs: Mapping[str,
     return walk.pointwise(site, tensors(args, kwargs), site.shape)
 
 
-def _unknown(walk: Walk, site: Site, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Result:
+def unknown_operator(walk: Walk, site: Site, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Result:
     for labels in tensors(args, kwargs):
         walk.pinned(labels, range(labels.ndim), f"{site.reason}, an operator without a rule")
     results = [Labels(shape) for shape in site.shapes]
@@ -200,7 +200,7 @@ def _indexed(walk: Walk, site: Site, args: Sequence[Any], kwargs: Mapping[str, A
         return unify(walk.atoms, source, broadcast(args[2], site.shape), site.reason)
     if site.name == "index_select":
         return Labels(site.shape, walk.pinned(labels, [args[1]], site.reason).blocks)
-    return _unknown(walk, site, args, kwargs)
+    return unknown_operator(walk, site, args, kwargs)
 
 
 # ------------------------------------------------------------------------------------------------- sums, norms, pooling
@@ -213,7 +213,7 @@ def _reduce(walk: Walk, site: Site, args: Sequence[Any], kwargs: Mapping[str, An
     labels: Labels = args[0]
     at = 2 if site.name in ("linalg_vector_norm", "norm") else 1
     if site.name in ("max", "min") and (len(args) < 2 or isinstance(args[1], Labels)):
-        return _unknown(walk, site, args, kwargs) if len(args) < 2 else _pointwise(walk, site, args, kwargs)
+        return unknown_operator(walk, site, args, kwargs) if len(args) < 2 else _pointwise(walk, site, args, kwargs)
     given = kwargs.get("dim", args[at] if len(args) > at else None)
     dims = [given] if isinstance(given, int) else given
     dims = list(range(labels.ndim)) if not dims else [dim % labels.ndim for dim in dims]

@@ -45,9 +45,9 @@ def _einsum(walk: Walk, site: Site, args: Sequence[Any], kwargs: Mapping[str, An
     letters = inputs.split(",")
     plain = len(letters) == 2 and "." not in text and output and all(len(set(part)) == len(part) for part in letters)
     if not plain:
-        from prunus.structure._rules import _unknown
+        from prunus.structure._rules import unknown_operator
 
-        return _unknown(walk, site, args, kwargs)
+        return unknown_operator(walk, site, args, kwargs)
     summed = [c for c in dict.fromkeys(letters[0] + letters[1]) if c not in output]
     sizes = {c: n for part, labels in zip(letters, operands) for c, n in zip(part, labels.shape)}
     order = output + "".join(summed)
@@ -250,9 +250,9 @@ def _recurrent(walk: Walk, site: Site, args: Sequence[Any], kwargs: Mapping[str,
     count = 4 if biases else 2
     directions = 2 if bidirectional else 1
     if len(weights) != count * layers * directions:
-        from prunus.structure._rules import _unknown  # projections: their sizes are left alone
+        from prunus.structure._rules import unknown_operator  # projections: their sizes are left alone
 
-        return _unknown(walk, site, args, kwargs)
+        return unknown_operator(walk, site, args, kwargs)
     inputs, units = x, []
     for layer in range(layers):
         outs = []

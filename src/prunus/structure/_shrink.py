@@ -25,14 +25,14 @@ from prunus.structure._labels import Array
 from prunus.structure._recover import answers, distance, joined, recalibrate, solve
 from prunus.structure._walk import walk
 from prunus.structure.allocations import ALLOCATIONS, best, equalised, least_damage
-from prunus.structure.groups import Coupling, Fixed, find_groups
+from prunus.structure.groups import Coupling, FixedLayer, find_groups
 from prunus.structure.scores import SCORES, Seen
 
 MEASURES = ("parameters", "multiply-adds")
 
 
 @dataclass(frozen=True)
-class Row:
+class GroupRow:
     """One group of a removal.
 
     Attributes:
@@ -45,7 +45,7 @@ class Row:
     Example:
         >>> model = prunus.models.make("fc:8-32-4", seed=0).eval()
         >>> prunus.structure.find_removal(model, 0.5, example=torch.zeros(1, 8)).rows
-        (Row(name='layers.0', kind='neurons', before=32, after=16, damage=None),)
+        (GroupRow(name='layers.0', kind='neurons', before=32, after=16, damage=None),)
     """
 
     name: str
@@ -82,9 +82,9 @@ class Removal:
     stays: Array
     example: Example
     masks: Masks
-    rows: tuple[Row, ...]
+    rows: tuple[GroupRow, ...]
     share: float
-    fixed: tuple[Fixed, ...]
+    fixed: tuple[FixedLayer, ...]
     configured: bool
     _cut: _surgery.Cut = field(repr=False)
 
@@ -182,7 +182,7 @@ def find_removal(
     if batches and wanted.recover:
         _recovered(cut.model, work, coupling, stays, batches)
     rows = tuple(
-        Row(group.name, group.kind, len(group), count, damage)
+        GroupRow(group.name, group.kind, len(group), count, damage)
         for group, count, damage in zip(coupling.groups, chosen.counts, chosen.damage)
     )
     masks = _surgery.masks_of(model, coupling, stays)
@@ -389,7 +389,7 @@ def _without_failing(model: nn.Module, coupling: Coupling, example: Example, err
         raise error
     kept = [at for at in range(len(coupling.groups)) if at not in bad]
     where = {old: new for new, old in enumerate(kept)}
-    fixed = [Fixed(coupling.groups[at].name, len(coupling.groups[at]), reason) for at, reason in bad.items()]
+    fixed = [FixedLayer(coupling.groups[at].name, len(coupling.groups[at]), reason) for at, reason in bad.items()]
     ties = [[where[at] for at in tie if at in where] for tie in coupling.ties]
     return Coupling(
         coupling.walk,

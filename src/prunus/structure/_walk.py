@@ -13,8 +13,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from prunus.graph import Graph, Node
-from prunus.graph._nodes import replaced
+from prunus.graph import Graph, Node, replaced
 from prunus.structure._labels import Array, Atoms, Block, Labels, broadcast, pin, unify
 
 Result = Any  # Labels, or a list of them, or None for what is no tensor

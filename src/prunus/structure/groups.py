@@ -62,7 +62,7 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Fixed:
+class FixedLayer:
     """A layer whose outputs cannot be removed, and why.
 
     Attributes:
@@ -105,7 +105,7 @@ class Coupling:
     classes: Array  # of each atom
     number: int  # of classes
     groups: list[Group]
-    fixed: list[Fixed]
+    fixed: list[FixedLayer]
     ties: list[list[int]]  # groups (by position) that must keep equal numbers
 
     def kept(self, keep: Mapping[int, Array]) -> Array:
@@ -251,14 +251,14 @@ def padding_attribute(model: nn.Module, module: str, amounts: Sequence[int]) -> 
 
 def _fixed(
     walk: Walk, classes: Array, pinned: Mapping[int, str], makers: Mapping[tuple[str, int], Product]
-) -> list[Fixed]:
+) -> list[FixedLayer]:
     fixed = []
     for (weight, dim), _ in makers.items():
         for block in walk.tensors[weight].blocks:
             if block.dims == (dim,):
                 reasons = [pinned[n] for n in classes[block.atoms].tolist() if n in pinned]
                 if len(reasons) == block.atoms.size:
-                    fixed.append(Fixed(_layer(weight), block.atoms.size, reasons[0]))
+                    fixed.append(FixedLayer(_layer(weight), block.atoms.size, reasons[0]))
     return fixed
 
 

@@ -34,8 +34,8 @@ def seal_all(database: sqlite3.Connection) -> None:
     database.execute(SCHEMA)
     database.execute("DELETE FROM digests")
     for kind, fields in FIELDS.items():
-        for (key,) in database.execute(f"SELECT {fields[0]} FROM {kind}").fetchall():
-            seal(database, kind, key)
+        for row in database.execute(f"SELECT {', '.join(fields)} FROM {kind}").fetchall():
+            database.execute("INSERT INTO digests VALUES (?, ?, ?)", (kind, row[0], _digest(row)))
 
 
 def rows(database: sqlite3.Connection, kind: str, order: str = "") -> list[sqlite3.Row]:

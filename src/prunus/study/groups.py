@@ -31,7 +31,7 @@ class Mean:
 
 
 @dataclass(frozen=True)
-class Group:
+class SeedGroup:
     """One configuration over its seeds; `results` are its cells in the order of their seeds."""
 
     model: str
@@ -98,7 +98,7 @@ class Group:
         return f"{name}, tuned" if self.tuned else name
 
 
-def grouped(results: Iterable[Result]) -> list[Group]:
+def grouped(results: Iterable[Result]) -> list[SeedGroup]:
     """Finished cells by everything but the seed, in the order of the store.
 
     Where some cells were fine-tuned and others were not, those that were are marked so.
@@ -111,7 +111,7 @@ def grouped(results: Iterable[Result]) -> list[Group]:
         key = (*(result.config.get(axis, "prune") for axis in AXES), settings)
         found.setdefault(key, []).append(result)
     return [
-        Group(**dict(zip(AXES, key)), results=tuple(ms), tuned=mixed and _tuned(ms[0]), means=_means(ms))
+        SeedGroup(**dict(zip(AXES, key)), results=tuple(ms), tuned=mixed and _tuned(ms[0]), means=_means(ms))
         for key, ms in found.items()
     ]
 
@@ -131,11 +131,11 @@ def _means(members: Sequence[Result]) -> dict[str, Mean]:
     return means
 
 
-def pareto(groups: Sequence[Group]) -> list[Group]:
+def pareto(groups: Sequence[SeedGroup]) -> list[SeedGroup]:
     """Groups that no other beats in quality and speed at once, the fastest first; none that only guesses."""
     known = [(group.merit, group) for group in groups if group.mean("speedup") is not None]
     able = [(merit, group) for merit, group in known if merit is not None and (group.lower or merit > group.chance)]
-    front: list[tuple[float, Group]] = []
+    front: list[tuple[float, SeedGroup]] = []
     for merit, group in sorted(able, key=lambda pair: (-(pair[1].mean("speedup") or 0.0), -pair[0])):
         if not front or merit > front[-1][0]:
             front.append((merit, group))

@@ -2,8 +2,8 @@
 
 Tables: `meta` (version of the format), `bases` (a dense network: key, config, record), `cells` (key, base, status,
 config, record, error, seconds), `reproductions` (tables of the papers), `digests` (one for each row of these three).
-Configs and records are JSON; the view `results` shows them as plain columns. Only the process that runs the study writes; each cell is one transaction in the
-write-ahead log, so a kill loses at most the cells that were running.
+Configs and records are JSON; the view `results` shows them as plain columns. Only the process that runs the study
+writes; each cell is one transaction in the write-ahead log, so a kill loses at most the cells that were running.
 """
 
 from __future__ import annotations

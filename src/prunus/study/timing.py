@@ -10,7 +10,7 @@ from prunus.timing import interleave, median, ratios
 
 
 @dataclass(frozen=True)
-class Pair:
+class PairedTimes:
     """Median seconds of one call of each, and the median over rounds of their ratio."""
 
     first: float
@@ -18,7 +18,7 @@ class Pair:
     ratio: float
 
 
-def in_turn(first: Callable[[], Any], second: Callable[[], Any], rounds: int = 31, least: float = 1e-3) -> Pair:
+def in_turn(first: Callable[[], Any], second: Callable[[], Any], rounds: int = 31, least: float = 1e-3) -> PairedTimes:
     """Time both; short calls are repeated until `least` seconds have passed. The ratio is first / second."""
     samples = interleave({"first": first, "second": second}, rounds, least)
-    return Pair(median(samples["first"]), median(samples["second"]), ratios(samples, "second")["first"])
+    return PairedTimes(median(samples["first"]), median(samples["second"]), ratios(samples, "second")["first"])

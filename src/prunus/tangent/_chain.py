@@ -15,7 +15,7 @@ Operation = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
-class Step:
+class ChainStep:
     """One step of a chain: a layer with weights (its module and name), or an operation without.
 
     `kind` is "layer", "relu", "flatten", "average" (over all pixels) or "pool".
@@ -27,7 +27,7 @@ class Step:
     apply: Operation | None = None
 
 
-def relu_chain(model: nn.Module) -> list[Step]:
+def relu_chain(model: nn.Module) -> list[ChainStep]:
     """The steps of `model`; refuses, in one sentence, a network that is no chain of these pieces."""
     try:
         graph = fx.Tracer().trace(model)
@@ -39,7 +39,7 @@ def relu_chain(model: nn.Module) -> list[Step]:
     return list(_steps(model, graph))
 
 
-def _steps(model: nn.Module, graph: fx.Graph) -> Iterator[Step]:
+def _steps(model: nn.Module, graph: fx.Graph) -> Iterator[ChainStep]:
     last: fx.Node | None = None
     seen: set[int] = set()
     for node in graph.nodes:
@@ -64,17 +64,17 @@ def _steps(model: nn.Module, graph: fx.Graph) -> Iterator[Step]:
         last = node
 
 
-def _step(model: nn.Module, node: fx.Node) -> Step | None:
+def _step(model: nn.Module, node: fx.Node) -> ChainStep | None:
     if node.op == "call_module":
         return _module_step(model.get_submodule(str(node.target)), str(node.target))
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))
     arguments, options = node.args[1:], dict(node.kwargs)
     if name in ("relu", "relu_"):
-        return Step("relu", apply=F.relu)
+        return ChainStep("relu", apply=F.relu)
     if name == "flatten" and (arguments or tuple(options.values())) in ((1,), (1, -1)):
-        return Step("flatten", apply=_flatten)
+        return ChainStep("flatten", apply=_flatten)
     if name == "mean" and _dimensions(arguments, options) in ((2, 3), (-2, -1)):
-        return Step("average", apply=_average)
+        return ChainStep("average", apply=_average)
     raise BadInput(
         f"The step {name} of the network has no NTK form: known are linear and convolution layers, ReLU, "
         "pooling and flatten; other networks go to empirical as they are."
@@ -94,17 +94,17 @@ def _average(x: Tensor) -> Tensor:
     return x.mean((2, 3))
 
 
-def _module_step(module: nn.Module, name: str) -> Step | None:
+def _module_step(module: nn.Module, name: str) -> ChainStep | None:
     if isinstance(module, (nn.Linear, nn.Conv2d)):
-        return Step("layer", module, name)
+        return ChainStep("layer", module, name)
     if isinstance(module, nn.ReLU):
-        return Step("relu", apply=F.relu)
+        return ChainStep("relu", apply=F.relu)
     if isinstance(module, nn.Flatten):
-        return Step("flatten", apply=_flatten)
+        return ChainStep("flatten", apply=_flatten)
     if isinstance(module, (nn.MaxPool2d, nn.AvgPool2d)):
-        return Step("pool", apply=module)
+        return ChainStep("pool", apply=module)
     if isinstance(module, nn.AdaptiveAvgPool2d) and module.output_size in (1, (1, 1)):
-        return Step("average", apply=module)
+        return ChainStep("average", apply=module)
     if isinstance(module, nn.Identity) or (isinstance(module, nn.Dropout) and not module.training):
         return None
     hint = " in training mode" if module.training and isinstance(module, nn.Dropout) else ""

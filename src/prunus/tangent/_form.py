@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from prunus.contract import Masks
 from prunus.errors import BadInput, UnknownName
 from prunus.models import fans
-from prunus.tangent._chain import Step, relu_chain
+from prunus.tangent._chain import ChainStep, relu_chain
 
 _WEIGHTS = ("auto", "keep", "divide")
 
@@ -51,7 +51,7 @@ class NTKForm(nn.Module):
         ((1.0, 0.5, 0.5), 2)
     """
 
-    def __init__(self, model: nn.Module, steps: Sequence[Step], factors: Sequence[float]) -> None:
+    def __init__(self, model: nn.Module, steps: Sequence[ChainStep], factors: Sequence[float]) -> None:
         super().__init__()
         found = [step for step in steps if step.kind == "layer"]
         self.layers = nn.ModuleList(_scaled(step.module, factor) for step, factor in zip(found, factors))

@@ -49,7 +49,7 @@ class Sample:
 
 
 @dataclass(frozen=True)
-class Plan:
+class ComparisonPlan:
     """What is compared: densities, random networks of each kind, and how the masks are found.
 
     score        of `find_masks`: random is what the theorems speak of; under magnitude, snip and others none holds
@@ -78,7 +78,11 @@ def limit_row(form: NTKForm, sample: Sample) -> Row:
 
 
 def compare(
-    build: Callable[[int], nn.Module], name: str, sample: Sample, plan: Plan, advance: Callable[[], Any] = lambda: None
+    build: Callable[[int], nn.Module],
+    name: str,
+    sample: Sample,
+    plan: ComparisonPlan,
+    advance: Callable[[], Any] = lambda: None,
 ) -> list[Row]:
     """One row for each density: means over networks `build(seed)`; condition numbers by their median.
 
@@ -115,7 +119,7 @@ def _limit_or_none(network: nn.Module, x: Tensor, pruned_input: float) -> Tensor
         return None
 
 
-def _masks(network: nn.Module, density: float, plan: Plan, number: int) -> Masks | None:
+def _masks(network: nn.Module, density: float, plan: ComparisonPlan, number: int) -> Masks | None:
     if density == 1:
         return None
     weights = [name for name, _ in network.named_parameters() if name.endswith("weight")]

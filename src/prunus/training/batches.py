@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.data import DataLoader, Subset, TensorDataset
 
-from prunus.adapters import Batch, Samples, as_batch
+from prunus.adapters import Batch, IndexedSamples, as_batch
 from prunus.data import Labelled, augment
 from prunus.errors import BadInput, UnknownName
 from prunus.storage import digest
@@ -99,7 +99,7 @@ class Batches:
         return self.read(part) if self.read is not None else collate(self.data, part.tolist())
 
     def _workers(self, parts: Sequence[Tensor]) -> DataLoader[Any]:
-        samples = Samples(self.data)
+        samples = IndexedSamples(self.data)
         order = [part.tolist() for part in parts]
         return DataLoader(samples.data, batch_sampler=order, num_workers=self.workers, collate_fn=samples.collate)
 
@@ -121,7 +121,7 @@ class Prepared:
 
 def length(data: Any) -> int:
     """How many samples; refuses an empty data set and one without a length."""
-    count = len(data) if isinstance(data, Prepared) else len(Samples(data))
+    count = len(data) if isinstance(data, Prepared) else len(IndexedSamples(data))
     if count == 0:
         raise BadInput("The data is empty: give a data set with at least one sample.")
     return count
@@ -150,7 +150,7 @@ def reader(data: Any) -> Callable[[Tensor], tuple[Tensor, Tensor]] | None:
 
 def collate(data: Any, indices: Sequence[int]) -> tuple[Inputs, Tensor]:
     """Samples read one by one and stacked."""
-    samples = Samples(data)
+    samples = IndexedSamples(data)
     if not indices:  # a process that has no part in a short batch
         inputs, labels = parts_of(samples.take(torch.zeros(1, dtype=torch.long)))
         return (inputs[:0] if isinstance(inputs, Tensor) else inputs), labels[:0]

@@ -215,7 +215,7 @@ def trainer_callback(masks: Masks | Growth) -> Any:
     except ImportError:
         raise MissingExtra("transformers", "transformers", "The Trainer callback") from None
 
-    class HoldMasks(TrainerCallback):
+    class HoldMasksInTrainer(TrainerCallback):
         def __init__(self, keeper: Keeper) -> None:
             self.keeper = keeper
 
@@ -239,7 +239,7 @@ def trainer_callback(masks: Masks | Growth) -> Any:
             if folder.is_dir():
                 write_state(self.keeper, folder / STATE)
 
-    return HoldMasks(keeper)
+    return HoldMasksInTrainer(keeper)
 
 
 STATE = "prunus.masks.safetensors"

@@ -8,16 +8,16 @@ import math
 import pytest
 
 from prunus.errors import BadInput
-from prunus.papers.closeness.vacuity import Row, vacuity
+from prunus.papers.closeness.vacuity import VacuityRow, vacuity
 from prunus.theory import closeness as c
 
 
 @pytest.fixture(scope="module")
-def table() -> dict[tuple[str, str, int, int], Row]:
+def table() -> dict[tuple[str, str, int, int], VacuityRow]:
     return {(row.theorem, row.law[:1], row.width, row.layers): row for row in vacuity()}
 
 
-def test_one_row_for_every_theorem_law_width_and_depth(table: dict[tuple[str, str, int, int], Row]) -> None:
+def test_one_row_for_every_theorem_law_width_and_depth(table: dict[tuple[str, str, int, int], VacuityRow]) -> None:
     assert len(vacuity()) == len(table) == 4 * 2 * 3 * 3
     assert {key[0] for key in table} == {"1", "1'", "2", "3"}
     assert {key[2] for key in table} == {256, 1024, 4096}
@@ -40,13 +40,13 @@ def test_one_row_for_every_theorem_law_width_and_depth(table: dict[tuple[str, st
     ],
 )
 def test_the_ledgers_table(
-    table: dict[tuple[str, str, int, int], Row], law: str, layers: int, width: int, prime: int, printed: int
+    table: dict[tuple[str, str, int, int], VacuityRow], law: str, layers: int, width: int, prime: int, printed: int
 ) -> None:
     assert table["1'", law, width, layers].pruned == prime
     assert table["1", law, width, layers].pruned == printed
 
 
-def test_verdicts_are_honest(table: dict[tuple[str, str, int, int], Row]) -> None:
+def test_verdicts_are_honest(table: dict[tuple[str, str, int, int], VacuityRow]) -> None:
     for row in table.values():
         assert row.weights == row.width**2
         assert row.sparsity == row.pruned / row.weights
@@ -65,7 +65,7 @@ def test_verdicts_are_honest(table: dict[tuple[str, str, int, int], Row]) -> Non
     assert not any(row.verdict == "holds" for key, row in table.items() if key[0] == "1")
 
 
-def test_best_claims_of_theorem_2(table: dict[tuple[str, str, int, int], Row]) -> None:
+def test_best_claims_of_theorem_2(table: dict[tuple[str, str, int, int], VacuityRow]) -> None:
     row = table["2", "u", 1024, 3]
     assert row.error == pytest.approx(0.88, abs=0.001)
     assert row.probability == pytest.approx(0.1735, abs=0.001)
@@ -76,7 +76,7 @@ def test_best_claims_of_theorem_2(table: dict[tuple[str, str, int, int], Row]) -
     assert table["2", "X", 4096, 5].log10_required_width == pytest.approx(27.146, abs=1e-3)
 
 
-def test_theorem_3_is_negative_and_its_channels_are_many(table: dict[tuple[str, str, int, int], Row]) -> None:
+def test_theorem_3_is_negative_and_its_channels_are_many(table: dict[tuple[str, str, int, int], VacuityRow]) -> None:
     row = table["3", "X", 1024, 3]
     cap = c.theorem3_exponent_cap(1024)
     direct = c.theorem3_probability(3, 32, 3, 1024, cap, 0.05, cap / 16, 1.0, 1.8, 0.6, 10, 10.0)["probability"]
@@ -90,7 +90,7 @@ def test_theorem_3_is_negative_and_its_channels_are_many(table: dict[tuple[str, 
     assert "misses the asked 0.95" in table["3", "u", 1024, 3].reason
 
 
-def test_required_widths_are_where_the_theorems_begin(table: dict[tuple[str, str, int, int], Row]) -> None:
+def test_required_widths_are_where_the_theorems_begin(table: dict[tuple[str, str, int, int], VacuityRow]) -> None:
     width = 10 ** table["1", "u", 256, 3].log10_required_width
     begin, before = vacuity([math.ceil(width)], [3])[0], vacuity([math.floor(width) - 1], [3])[0]
     assert begin.pruned >= 1

@@ -12,7 +12,7 @@ from tools.evidence import record
 from prunus.errors import BadInput
 from prunus.papers.reproducing import reproductions
 from prunus.papers.tangent import reproductions as ours
-from prunus.tangent.comparison import Plan
+from prunus.tangent.comparison import ComparisonPlan
 from support import PROVING, scale
 
 
@@ -97,4 +97,4 @@ def test_registered() -> None:
 def test_bad_plans() -> None:
     for options in ({"densities": (0.0,)}, {"networks": 0}):
         with pytest.raises(BadInput):
-            Plan(**options)  # type: ignore[arg-type]
+            ComparisonPlan(**options)  # type: ignore[arg-type]

@@ -87,7 +87,7 @@ def propagate_ranges(
     values = [Ranges(inputs, inputs, zero)]
     for number, step in enumerate(pair.steps):
         sources = [values[index] for index in step.inputs]
-        found = computed_step(step, sources, pair.dtypes)[0] if computed else _step(step, sources)
+        found = computed_step(step, sources, pair.dtypes)[0] if computed else exact_step(step, sources)
         if sizes is not None:
             found = _meet_sizes(step, found, [sizes[index] for index in step.inputs], sizes[number + 1])
         values.append(found.tightened())
@@ -99,7 +99,7 @@ def error_of(ranges: Ranges) -> Tensor:
     return lengths(ranges.difference.magnitude) * (1 + 1e-12)
 
 
-def _step(step: Step, sources: list[Ranges]) -> Ranges:
+def exact_step(step: Step, sources: list[Ranges]) -> Ranges:
     piece = step.original
     if isinstance(piece, Affine):
         assert isinstance(step.pruned, Affine)
@@ -120,7 +120,7 @@ Noise = tuple[Tensor | None, Tensor | None]
 
 def computed_step(step: Step, sources: list[Ranges], dtypes: tuple[torch.dtype, torch.dtype]) -> tuple[Ranges, Noise]:
     """The ranges of what both networks compute in their own precision, and how far each may be from the exact step."""
-    exact = _step(step, sources)
+    exact = exact_step(step, sources)
     found: list[Tensor | None] = []
     for piece, dtype, pruned in ((step.original, dtypes[0], False), (step.pruned, dtypes[1], True)):
         before = [(source.pruned if pruned else source.original).magnitude for source in sources]

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from prunus.certificates.bounds.intervals import Noise, Range, Ranges, _step, computed_step, joint, widened
+from prunus.certificates.bounds.intervals import Noise, Range, Ranges, computed_step, exact_step, joint, widened
 from prunus.certificates.bounds.maxima import back_maxima
 from prunus.certificates.bounds.recursion import Size
 from prunus.certificates.domains import Region
@@ -158,7 +158,7 @@ class Relaxation:
         if self._computed:
             fresh, self._noise[number] = computed_step(step, sources, self._pair.dtypes)
         else:
-            fresh = _step(step, sources)
+            fresh = exact_step(step, sources)
         self.ranges[number + 1] = Ranges(
             known.original.meet(fresh.original),
             known.pruned.meet(fresh.pruned),

@@ -25,7 +25,7 @@ from prunus.errors import BadInput
 
 
 @dataclass(frozen=True, eq=False)
-class Labels:
+class LabelVerdict:
     """What `certify_labels` found.
 
     Attributes:
@@ -86,7 +86,7 @@ def certify_labels(
     *,
     seconds: float = math.inf,
     seed: int = 0,
-) -> Labels:
+) -> LabelVerdict:
     """For every point, prove that both networks give the same label everywhere in its neighbourhood.
 
     Args:
@@ -97,7 +97,7 @@ def certify_labels(
         seed: of the points on which the reading of the networks is checked.
 
     Returns:
-        `Labels`: `agree` (a bool for every point), `fraction`, `statement`.
+        `LabelVerdict`: `agree` (a bool for every point), `fraction`, `statement`.
 
     Raises:
         BadInput: no `Samples`, networks that do not fit each other, an operator without a rule.
@@ -138,7 +138,7 @@ def certify_labels(
             drift = max(drift, off)
         agree += proved.tolist()
     check_reading(pair, (model, other), region, drift or math.inf, seed)
-    return Labels(tuple(agree), tuple(same), region.radius, time.monotonic() - begin)
+    return LabelVerdict(tuple(agree), tuple(same), region.radius, time.monotonic() - begin)
 
 
 def proved_labels(goal: SameLabel, norms: Norms, region: Region) -> tuple[Tensor, float]:

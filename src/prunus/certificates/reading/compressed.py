@@ -6,18 +6,17 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from prunus.errors import BadInput
-from prunus.sparse._geometry import Geometry
-from prunus.sparse._modules import BalancedLinear, SparseConv2d
+from prunus.sparse import BalancedLinear, SparseConv2d
 
 
 class _Dense(nn.Module):
     """A packed layer with its weight unpacked; what the layer fuses (a sum, a ReLU) becomes operations of their own."""
 
-    def __init__(self, weight: Tensor, bias: Tensor | None, relu: bool, geometry: Geometry | None = None) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor | None, relu: bool, conv: SparseConv2d | None = None) -> None:
         super().__init__()
         self.weight = nn.Parameter(weight, requires_grad=False)
         self.bias = None if bias is None else nn.Parameter(bias.detach().clone(), requires_grad=False)
-        self.relu, self.geometry = relu, geometry
+        self.relu, self.geometry = relu, None if conv is None else conv.geometry
 
     def forward(self, x: Tensor, other: Tensor | None = None) -> Tensor:
         if self.geometry is None:
@@ -56,7 +55,7 @@ def _dense(module: nn.Module) -> _Dense | None:
         )
     if isinstance(module, SparseConv2d):
         weight = module.geometry.weight(module.packed.dense(), module.bank)
-        return _Dense(weight, module.bias, module.relu, module.geometry)
+        return _Dense(weight, module.bias, module.relu, module)
     if isinstance(module, BalancedLinear):
         weight = module.packed.dense()
         if module.permutation is not None:

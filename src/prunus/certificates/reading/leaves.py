@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+from prunus._torch import unset_fake_temporarily
 
 LEAF = "prunus.leaf.default"
 _LEAVES: dict[int, tuple[nn.Module, Callable[..., Any]]] = {}

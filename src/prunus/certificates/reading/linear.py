@@ -20,7 +20,7 @@ from prunus.operators import (
 )
 
 
-def _many(value: Any, axes: int) -> tuple[int, ...]:
+def per_axis(value: Any, axes: int) -> tuple[int, ...]:
     items = tuple(value) if isinstance(value, (list, tuple, torch.Size)) else (value,)
     return items * axes if len(items) == 1 else items
 
@@ -123,19 +123,19 @@ def _convolution(call: Call) -> Affine:
     else:
         groups = call.get(6, "groups", 1)
     stride, padding, dilation = call.get(3, "stride", 1), call.get(4, "padding", 0), call.get(5, "dilation", 1)
-    dilation = _many(dilation, axes)
+    dilation = per_axis(dilation, axes)
     if padding == "valid":
         padding = 0
     if padding == "same":
         totals = [step * (size - 1) for step, size in zip(dilation, weight.shape[2:])]
         sides = tuple((total // 2, total - total // 2) for total in totals)
     else:
-        sides = tuple((size, size) for size in _many(padding, axes))
+        sides = tuple((size, size) for size in per_axis(padding, axes))
     return convolution(
         weight,
         bias,
         call.image(axes),
-        stride=_many(stride, axes),
+        stride=per_axis(stride, axes),
         padding=sides,
         dilation=dilation,
         groups=int(groups),
@@ -147,9 +147,9 @@ def _transposed(call: Call) -> Affine:
     weight, bias = _weight(call, call.get(1, "weight")), call.get(2, "bias")
     axes = weight.ndim - 2
     call.image(axes)
-    stride, padding = _many(call.get(3, "stride", 1), axes), _many(call.get(4, "padding", 0), axes)
-    extra, groups = _many(call.get(5, "output_padding", 0), axes), int(call.get(6, "groups", 1))
-    dilation = _many(call.get(7, "dilation", 1), axes)
+    stride, padding = per_axis(call.get(3, "stride", 1), axes), per_axis(call.get(4, "padding", 0), axes)
+    extra, groups = per_axis(call.get(5, "output_padding", 0), axes), int(call.get(6, "groups", 1))
+    dilation = per_axis(call.get(7, "dilation", 1), axes)
     run: Any = {1: functional.conv_transpose1d, 2: functional.conv_transpose2d, 3: functional.conv_transpose3d}[axes]
     shape = call.value.shape
 
@@ -206,8 +206,8 @@ def _average_pool(call: Call) -> Affine:
     axes = 1 if "avg_pool1d" in call.op else 2
     if call.get(6, "divisor_override") is not None:
         raise call.refuse("average pooling with a divisor of its own has no rule")
-    kernel, padding = _many(kernel, axes), _many(padding, axes)
-    stride = _many(stride, axes) if stride not in (None, [], ()) else kernel
+    kernel, padding = per_axis(kernel, axes), per_axis(padding, axes)
+    stride = per_axis(stride, axes) if stride not in (None, [], ()) else kernel
     norm = average_pool_norm(
         call.image(axes), kernel, stride, padding, ceil_mode=bool(ceil_mode), count_include_pad=bool(include)
     )
@@ -236,7 +236,7 @@ def _mean(call: Call) -> Affine | None:
         raise call.refuse("a mean or sum over the batch has no bound; name other axes")
     if call.kwargs.get("dtype") is not None:
         raise call.refuse("a sum in another precision has no rule")
-    axes = sorted(call.axis(int(dim)) for dim in _many(dims, 1))
+    axes = sorted(call.axis(int(dim)) for dim in per_axis(dims, 1))
     count = math.prod(value.shape[axis - 1] for axis in axes)
     average = "mean" in call.op
     norm = (1.0 / math.sqrt(count) if average else math.sqrt(count)) * (1 + 1e-15)

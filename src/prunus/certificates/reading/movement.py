@@ -14,7 +14,7 @@ from torch import Tensor
 
 from prunus.certificates.reading.linear import fitted, gather, reshape
 from prunus.certificates.reading.pieces import Join
-from prunus.certificates.reading.rules import Call, Size, Value, register_rule, stored
+from prunus.certificates.reading.rules import BatchNumber, Call, Value, register_rule, stored
 
 _UNCHANGED = ("clone", "contiguous", "detach", "alias", "lift_fresh_copy", "view_as", "dropout", "feature_dropout")
 _MOVES = (
@@ -73,7 +73,7 @@ def moved(call: Call, fill: float, fill_place: int | None = None) -> Any:
             return numbers
         if isinstance(item, list):
             return [plain(part) for part in item]
-        return int(item) if isinstance(item, Size) else item
+        return int(item) if isinstance(item, BatchNumber) else item
 
     args = [plain(item) for item in call.args]
     kwargs = {key: plain(item) for key, item in call.kwargs.items()}

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from prunus.certificates.reading import activations
-from prunus.certificates.reading.linear import _many, fitted, scaling
+from prunus.certificates.reading.linear import fitted, per_axis, scaling
 from prunus.certificates.reading.pieces import Elementwise, Join, Lipschitz
 from prunus.certificates.reading.rules import Call, Value, register_rule
 from prunus.operators import max_pool_lipschitz
@@ -110,8 +110,8 @@ def _max_pool(call: Call) -> Lipschitz | tuple[Value, None]:
     given = [call.get(place + 1, name, default) for place, (name, default) in enumerate(names)]
     axes = 1 if "max_pool1d" in call.op else 2
     call.image(axes)
-    kernel, padding, dilation = (_many(given[place], axes) for place in (0, 2, 3))
-    stride = _many(given[1], axes) if given[1] not in (None, [], ()) else kernel
+    kernel, padding, dilation = (per_axis(given[place], axes) for place in (0, 2, 3))
+    stride = per_axis(given[1], axes) if given[1] not in (None, [], ()) else kernel
     run: Any = functional.max_pool1d if axes == 1 else functional.max_pool2d
 
     def pool(x: Tensor) -> Tensor:
@@ -147,8 +147,8 @@ def _windows(call: Call, kernel: tuple[int, ...], dilation: tuple[int, ...]) -> 
 
 def _geometry(call: Call, axes: int) -> tuple[tuple[int, int], tuple[int, int]]:
     kernel, stride, padding = call.get(1, "kernel_size"), call.get(2, "stride"), call.get(3, "padding", 0)
-    steps = _many(stride, axes) if stride not in (None, [], ()) else _many(kernel, axes)
-    sides = _many(padding, axes)
+    steps = per_axis(stride, axes) if stride not in (None, [], ()) else per_axis(kernel, axes)
+    sides = per_axis(padding, axes)
     return ((1, steps[0]), (0, sides[0])) if axes == 1 else ((steps[0], steps[1]), (sides[0], sides[1]))
 
 
@@ -185,7 +185,7 @@ def _maximum(call: Call) -> Lipschitz | tuple[Value, None]:
     dims = call.get(1, "dim")
     if dims in (None, []):
         raise call.refuse("a maximum over the batch has no bound; name other axes")
-    axes = sorted(call.axis(int(dim)) for dim in _many(dims, 1))
+    axes = sorted(call.axis(int(dim)) for dim in per_axis(dims, 1))
 
     def largest(x: Tensor) -> Tensor:
         return torch.amax(x, axes).reshape(x.shape[0], *call.shape)

@@ -21,7 +21,15 @@ from prunus.certificates.reading import linear, movement, nonlinear  # noqa: F40
 from prunus.certificates.reading.compressed import decompressed, is_packed
 from prunus.certificates.reading.leaves import LEAF, leaf_module, leaves_of
 from prunus.certificates.reading.pieces import Affine, Join, Piece
-from prunus.certificates.reading.rules import Call, Size, Value, no_rule, rule_for_module, rule_for_operator, stored
+from prunus.certificates.reading.rules import (
+    BatchNumber,
+    Call,
+    Value,
+    no_rule,
+    rule_for_module,
+    rule_for_operator,
+    stored,
+)
 from prunus.errors import BadInput
 from prunus.graph import Graph, Node, read, unwrapped
 
@@ -236,11 +244,11 @@ class _Reader:
             return next((self.state[name] for name in node.names if name in self.state), node.tensor)
         args, kwargs = _resolved(node.args, self.env), _resolved(node.kwargs, self.env)
         if node.number is not None:
-            return Size(node.number)
+            return BatchNumber(node.number)
         given = list(_flat((args, kwargs)))
         if node.op == "getitem" and isinstance(args[0], tuple):
             return args[0][args[1]]
-        if any(isinstance(item, Size) for item in (*args, *kwargs.values())):
+        if any(isinstance(item, BatchNumber) for item in (*args, *kwargs.values())):
             raise BadInput(f"{_where(node)} uses the batch size as a number, so it cannot be certified.")
         if not any(isinstance(item, Value) for item in given):
             return _constant(node, args, kwargs)
@@ -344,7 +352,7 @@ def _constant(node: Node, args: Any, kwargs: Any) -> Any:
 
 
 def _numbers(item: Any) -> Any:
-    if isinstance(item, Size):
+    if isinstance(item, BatchNumber):
         return int(item)
     if isinstance(item, dict):
         return {key: _numbers(part) for key, part in item.items()}

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from prunus._torch import OpOverload, OpOverloadPacket
 from prunus.certificates.reading.pieces import Piece
 from prunus.errors import BadInput
 
@@ -42,7 +43,7 @@ class Value:
         return [axis for axis, (size, varies) in enumerate(zip(self.real, self.varies)) if not (varies and size == 1)]
 
 
-class Size(int):
+class BatchNumber(int):
     """A number that depends on the batch size; rules refuse it except in shapes."""
 
 
@@ -152,9 +153,9 @@ _RULES: dict[Any, Rule] = {}
 
 
 def _target(target: Any) -> Any:
-    if isinstance(target, torch._ops.OpOverload):
+    if isinstance(target, OpOverload):
         return str(target)
-    if isinstance(target, torch._ops.OpOverloadPacket):
+    if isinstance(target, OpOverloadPacket):
         return f"{target._qualified_op_name.replace('::', '.')}"
     if isinstance(target, str) and target.count(".") >= 1:
         return target

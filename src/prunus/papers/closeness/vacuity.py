@@ -39,7 +39,7 @@ CONCENTRATION = 0.00484  # Lemma 3's rate from the 99.99 % quantile at width 512
 
 
 @dataclass(frozen=True)
-class Law:
+class WeightLaw:
     """A law of the weights: uniform on [-spread/sqrt(n), spread/sqrt(n)], and the 99.99 % bound on a layer's norm."""
 
     name: str
@@ -47,11 +47,11 @@ class Law:
     norm_bound: float
 
 
-LAWS = (Law("uniform, K=1", 1.0, 1.18), Law("Xavier", math.sqrt(3.0), 2.04))
+LAWS = (WeightLaw("uniform, K=1", 1.0, 1.18), WeightLaw("Xavier", math.sqrt(3.0), 2.04))
 
 
 @dataclass(frozen=True)
-class Row:
+class VacuityRow:
     """One theorem at one width and depth.
 
     `pruned` of `weights` per inner layer (kernels, in Theorem 3) may go, a fraction `sparsity`. `probability` is what
@@ -80,7 +80,7 @@ def vacuity(
     layers: Sequence[int] = (3, 4, 5),
     error: float = 0.1,
     failure: float = 0.05,
-) -> list[Row]:
+) -> list[VacuityRow]:
     """What Theorems 1, 2, 3 and 1' allow at these widths and depths, for both weight laws.
 
     A row's verdict is "vacuous" (nothing may be pruned, or the guarantee is empty), "negligible" (fewer than one weight
@@ -93,7 +93,7 @@ def vacuity(
     return [row(law, d, depth, error, failure) for row in theorems for law in LAWS for d, depth in sizes]
 
 
-def _theorem1(law: Law, d: int, layers: int, error: float, failure: float) -> Row:
+def _theorem1(law: WeightLaw, d: int, layers: int, error: float, failure: float) -> VacuityRow:
     """Magnitude pruning, as printed (P-16f), with calibrated constants: the proof needs a constant C of at least 1."""
     base = {"spread": law.spread, "latala": LATALA1, "concentration": CONCENTRATION}
     allowed = theorem1_pruned(d, layers, error, failure, norm_bound=law.norm_bound, **base)
@@ -109,7 +109,7 @@ def _theorem1(law: Law, d: int, layers: int, error: float, failure: float) -> Ro
     return _row("1", law, d, layers, (exponent, pruned, d * d), (error, success, math.log10(least)), verdict, reason)
 
 
-def _theorem1_prime(law: Law, d: int, layers: int, error: float, failure: float) -> Row:
+def _theorem1_prime(law: WeightLaw, d: int, layers: int, error: float, failure: float) -> VacuityRow:
     """Magnitude pruning with explicit constants (P-16d): the one to use."""
     pruned = int(theorem1_prime_pruned(d, layers, error, failure, law.spread)["pruned"])
     verdict, reason = _judge(pruned, d * d)
@@ -118,7 +118,7 @@ def _theorem1_prime(law: Law, d: int, layers: int, error: float, failure: float)
     return _row("1'", law, d, layers, (None, pruned, d * d), numbers, verdict, reason)
 
 
-def _theorem2(law: Law, d: int, layers: int, error: float, failure: float) -> Row:
+def _theorem2(law: WeightLaw, d: int, layers: int, error: float, failure: float) -> VacuityRow:
     """Random pruning at the largest admissible exponent (P-25b to P-25d): what it claims, and what would be needed."""
     moments = moment_constants(law.spread, "uniform")
     base = {"norm_bound": law.norm_bound, "latala": LATALA2, **moments}
@@ -140,7 +140,7 @@ def _theorem2(law: Law, d: int, layers: int, error: float, failure: float) -> Ro
     return _row("2", law, d, layers, (best["exponent"], pruned, d * d), claimed, verdict, reason)
 
 
-def _theorem3(law: Law, d: int, layers: int, error: float, failure: float) -> Row:
+def _theorem3(law: WeightLaw, d: int, layers: int, error: float, failure: float) -> VacuityRow:
     """Random pruning of 3 x 3 kernels on 32 x 32 images, d channels, the last layer corrected (P-21c, P-21d).
 
     The probability improves as both free exponents go to zero, where the error bound becomes that of the network
@@ -173,7 +173,7 @@ def _theorem3(law: Law, d: int, layers: int, error: float, failure: float) -> Ro
     return _row("3", law, d, layers, (cap, 0, d * d), numbers, "vacuous", reason)
 
 
-def _least_width(law: Law, layers: int, error: float, failure: float) -> int:
+def _least_width(law: WeightLaw, layers: int, error: float, failure: float) -> int:
     """Smallest width at which Theorem 1' lets at least one weight go."""
 
     def speaks(d: int) -> bool:
@@ -198,17 +198,17 @@ def _judge(pruned: int, weights: int) -> tuple[str, str]:
 
 def _row(
     theorem: str,
-    law: Law,
+    law: WeightLaw,
     d: int,
     layers: int,
     counts: tuple[float | None, int, int],
     numbers: tuple[float, float, float],
     verdict: str,
     reason: str,
-) -> Row:
+) -> VacuityRow:
     exponent, pruned, weights = counts
     error, success, required = numbers
     sparsity = pruned / weights
-    return Row(
+    return VacuityRow(
         theorem, law.name, d, layers, exponent, pruned, weights, sparsity, error, success, required, verdict, reason
     )

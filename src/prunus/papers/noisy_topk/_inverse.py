@@ -6,7 +6,7 @@ from prunus.errors import BadInput
 from prunus.formulas import domain, laws
 from prunus.formulas.binding import claim
 from prunus.formulas.swap_errors import ROUNDING, theta_for_swaps
-from prunus.papers.balanced._energies import sparsity_for_energy
+from prunus.papers.balanced import sparsity_for_energy
 from prunus.papers.noisy_topk._counts import kept_count
 from prunus.papers.noisy_topk._errors import feasible_budget, swap_slope_limit
 

@@ -13,7 +13,7 @@ Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Passes:
+class PairPasses:
     """One network at a pair of inputs; lists run over layers."""
 
     covariances: list[float]  # <g(x), g(y)> of layers 0 .. depth
@@ -24,7 +24,7 @@ class Passes:
 
 def tangent_terms(
     pair: Array, depth: int, width: int, density: float, mode: str, random: np.random.Generator
-) -> Passes:
+) -> PairPasses:
     """Draw one network and evaluate it at both rows of `pair`.
 
     mode "plain": masks in {0, 1}; "mask": masks in {0, 1/sqrt(density)}; "weight": stored weights divided by
@@ -52,7 +52,7 @@ def tangent_terms(
     terms = [
         float((b[0] * b[1]) @ slope @ (g[0] * g[1])) for b, slope, g in zip(backs, slopes, activations, strict=True)
     ]
-    return Passes(
+    return PairPasses(
         [float(g[0] @ g[1]) for g in activations],
         [float(b[0] @ b[1]) for b in backs],
         terms,

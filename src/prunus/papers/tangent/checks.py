@@ -13,7 +13,7 @@ from scipy import integrate, special
 from prunus.papers import tangent
 from prunus.papers.checking import check
 from prunus.papers.sampling import assert_close, assert_mean, assert_proportion
-from prunus.papers.tangent._networks import Passes, tangent_terms
+from prunus.papers.tangent._networks import PairPasses, tangent_terms
 from prunus.papers.tangent._split import draw_network, split_backward
 
 Array = NDArray[np.float64]
@@ -377,7 +377,7 @@ def _covariances(random: np.random.Generator, eta: float, count: int) -> Array:
     return np.array([a, b, np.sqrt(a * b) * np.cos(random.uniform(0, math.pi, count) ** 2 / math.pi)])
 
 
-def _assert_column(nets: list[Passes], name: str, position: int, expected: float) -> None:
+def _assert_column(nets: list[PairPasses], name: str, position: int, expected: float) -> None:
     values = [getattr(net, name)[position] for net in nets]
     if np.ptp(values) < 1e-12:
         assert_close(name, values[0], expected, 1e-12)

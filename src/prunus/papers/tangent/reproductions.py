@@ -14,7 +14,7 @@ from torch import Tensor
 from prunus.charts import Chart
 from prunus.papers.reproducing import reproduction
 from prunus.papers.tangent import scaled_widths
-from prunus.tangent._limit import limit
+from prunus.tangent import limit
 from prunus.tangent.sampling import sample_kernels
 
 _SOURCE = 'Yang and Wang, "On the Neural Tangent Kernel Analysis of Randomly Pruned Neural Networks"'
@@ -179,8 +179,8 @@ def digits(seed: int = 0, widths: Sequence[int] = (64, 256, 512), networks: int 
     """Smallest eigenvalue, condition number and distance to the limit, with regression accuracy on 1,000 others."""
     from prunus.data import load
     from prunus.models import make
-    from prunus.tangent._form import parametrise
-    from prunus.tangent.comparison import Plan, Sample, compare, limit_row
+    from prunus.tangent import parametrise
+    from prunus.tangent.comparison import ComparisonPlan, Sample, compare, limit_row
 
     train, test = load("digits", split="train"), load("digits", split="test")
     sample = Sample.of(train, test, inputs, 1000, seed)
@@ -191,7 +191,7 @@ def digits(seed: int = 0, widths: Sequence[int] = (64, 256, 512), networks: int 
     found = [(0, limit_row(build(8, 0), sample))]
     for width in widths:
         densities = [density for size, density in _DIGITS if size == width]
-        plan = Plan(densities=densities, networks=networks, seed=seed)
+        plan = ComparisonPlan(densities=densities, networks=networks, seed=seed)
         found += [(width, row) for row in compare(partial(build, width), str(width), sample, plan)]
     rows = []
     for width, row in found:

@@ -16,18 +16,18 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from prunus import timing
-from prunus.sparse._geometry import Geometry
-from prunus.sparse._machine import limits
+from prunus.sparse._geometry import ConvGeometry
 from prunus.sparse._modules import BalancedLinear, SparseConv2d
 from prunus.sparse._packed import Packed, pack
 from prunus.sparse._peers import KINDS, Run, find_peers, output_error
+from prunus.sparse.machine import limits
 
 INTEGER = "ours, integers"
 SAMPLE = 1e-2  # seconds: long enough that weights lie where repeated calls leave them, not where another candidate did
 
 
 @dataclass(frozen=True)
-class Result:
+class BenchResult:
     """One layer (or model) at one shape: seconds and spread of every candidate, and the limits."""
 
     what: str
@@ -74,7 +74,7 @@ def bench_linear(
     *,
     peers: Sequence[str] = ("csr", "scipy", "onnx", "onnx int8", "torch int8"),
     repeats: int = 11,
-) -> Result:
+) -> BenchResult:
     """A linear layer with zeros in its weight, for one batch size, in float32 and in integers."""
     rows, cols = weight.shape
     packed, x = pack(weight), torch.randn(batch, cols, generator=torch.Generator().manual_seed(0))
@@ -105,9 +105,9 @@ def bench_conv(
     *,
     peers: Sequence[str] = ("onnx", "onnx int8 static"),
     repeats: int = 11,
-) -> Result:
+) -> BenchResult:
     """A convolution with zeros in its weight, for images of one size."""
-    layer, geometry = SparseConv2d.from_dense(conv), Geometry.of(conv)
+    layer, geometry = SparseConv2d.from_dense(conv), ConvGeometry.of(conv)
     x = torch.randn(batch, conv.in_channels, *size, generator=torch.Generator().manual_seed(0))
     last = x.to(memory_format=torch.channels_last)
     weight, last_weight = conv.weight.detach(), conv.weight.detach().to(memory_format=torch.channels_last)
@@ -135,7 +135,7 @@ def bench_model(
     integer: nn.Module | None = None,
     peers: Sequence[str] = ("onnx", "onnx int8", "onnx int8 static"),
     repeats: int = 11,
-) -> Result:
+) -> BenchResult:
     """A whole model against its compressed copy, and against one with integer products where given."""
     import copy
 
@@ -152,7 +152,7 @@ def bench_model(
     zeros = sum(int((p == 0).sum()) for p in dense.parameters() if p.dim() > 1)
     total = sum(p.numel() for p in dense.parameters() if p.dim() > 1)
     what = f"{type(dense).__name__} batch {x.shape[0]}"
-    return Result(what, zeros / max(1, total), seconds, spread, ratios, errors=errors)
+    return BenchResult(what, zeros / max(1, total), seconds, spread, ratios, errors=errors)
 
 
 def _engines(peers: Sequence[str]) -> tuple[str, ...]:
@@ -175,7 +175,7 @@ def _errors(candidates: dict[str, Run]) -> dict[str, float]:
 
 def _result(
     what: str, packed: Packed, samples: int, candidates: dict[str, Run], weight: Tensor, repeats: int
-) -> Result:
+) -> BenchResult:
     errors = _errors(candidates)
     seconds, spread, ratios = time_candidates(candidates, repeats)
     overhead = seconds.pop("overhead")
@@ -188,7 +188,7 @@ def _result(
     bandwidth = packed.nbytes / machine.bytes_per_second(packed.nbytes)
     notes = {"bank": packed.bank, "fill": packed.fill, "bytes": packed.nbytes, "overhead": overhead}
     notes["gflops"] = 2e-9 * packed.kept * samples / seconds["ours"]
-    return Result(what, sparsity, seconds, spread, ratios, ideal, compute, bandwidth, notes, errors)
+    return BenchResult(what, sparsity, seconds, spread, ratios, ideal, compute, bandwidth, notes, errors)
 
 
 def _prepacked_linear(weight: Tensor, x: Tensor) -> dict[str, Run]:
@@ -210,7 +210,7 @@ def _prepacked_linear(weight: Tensor, x: Tensor) -> dict[str, Run]:
     return found
 
 
-def _prepacked_conv(weight: Tensor, x: Tensor, g: Geometry, groups: int) -> dict[str, Run]:
+def _prepacked_conv(weight: Tensor, x: Tensor, g: ConvGeometry, groups: int) -> dict[str, Run]:
     stride, padding, dilation = list(g.stride), list(g.padding), list(g.dilation)
     rest: tuple[Any, ...] = (None, padding, stride, dilation, groups, "none", [], "")
     try:
@@ -251,7 +251,7 @@ def _numba(weight: Tensor, x: Tensor) -> dict[str, Run]:
     return {"numba CSR": lambda: product(matrix.data, matrix.indices, matrix.indptr, columns, out)}
 
 
-def rows(results: Iterable[Result]) -> list[dict[str, Any]]:
+def rows(results: Iterable[BenchResult]) -> list[dict[str, Any]]:
     """Flat records: one for each result, ratios against every peer."""
     table = []
     for result in results:

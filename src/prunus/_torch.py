@@ -1,0 +1,55 @@
+"""Everything private of torch that Prunus calls, with the reason; a new release of torch is tried against this file.
+
+Each has no public form in the releases we support (torch 2.9 to 2.13). Names of the peers that `prunus bench` times
+(torch's own packed products) stand in `sparse/bench.py`: without them a row is missing, nothing else.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch._C import _is_tracing as is_tracing
+from torch._C import _len_torch_dispatch_stack as dispatch_modes
+from torch._C._functorch import peek_interpreter_stack
+from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch.autograd import forward_ad
+
+# Nested arguments and outputs flattened as torch.export does it: the same order of leaves.
+from torch.utils import _pytree as pytree
+
+# Sees every operator that a forward runs, whichever function called it.
+from torch.utils._python_dispatch import TorchDispatchMode
+
+__all__ = [
+    "HigherOrderOperator",
+    "OpOverload",
+    "OpOverloadPacket",
+    "TorchDispatchMode",
+    "dispatch_modes",
+    "empty_wrapper",
+    "is_mutable",
+    "is_tracing",
+    "pytree",
+    "transformed",
+    "unset_fake_temporarily",
+]
+# HigherOrderOperator, OpOverload, OpOverloadPacket: the types of an exported graph's targets.
+# is_tracing, dispatch_modes: kernels called directly are invisible to torch.jit.trace and to dispatch modes.
+# unset_fake_temporarily: real constants are read while export runs under fake tensors.
+
+
+def transformed() -> bool:
+    """True inside torch.func (vmap, grad, jvp) or forward-mode differentiation, where our operators have no rules."""
+    return peek_interpreter_stack() is not None or forward_ad._current_level >= 0
+
+
+def is_mutable(operator: Any) -> bool:
+    """Whether an operator changes one of its arguments, as its schema says."""
+    return isinstance(operator, OpOverload) and bool(operator._schema.is_mutable)
+
+
+def empty_wrapper(cls: type, shape: Any, dtype: torch.dtype, device: torch.device | str | None) -> Any:
+    """A tensor of a subclass that has a shape and no memory of its own."""
+    return torch.Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=device)

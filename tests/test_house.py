@@ -1,0 +1,78 @@
+"""Rules of the house that no linter knows: the underscore, names that occur once, sizes, torch's private functions."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+SOURCE = ROOT / "src"
+FILES = sorted(SOURCE.rglob("*.py"))
+
+
+def imports(file: Path) -> Iterator[tuple[str, ...]]:
+    """What a file imports, as paths below src; relative imports are not used here."""
+    for node in ast.walk(ast.parse(file.read_text("utf8"))):
+        if isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{file}: a relative import"
+            module = tuple((node.module or "").split("."))
+            for alias in node.names:
+                yield (*module, alias.name)
+        elif isinstance(node, ast.Import):
+            for alias in node.names:
+                yield tuple(alias.name.split("."))
+
+
+def private(part: str) -> bool:
+    return part.startswith("_") and not part.startswith("__")
+
+
+def test_a_file_with_an_underscore_is_imported_from_its_folder_alone() -> None:
+    wrong = []
+    for file in FILES:
+        for path in imports(file):
+            for place, part in enumerate(path):
+                if path[0] == "prunus" and private(part):
+                    folder = SOURCE.joinpath(*path[:place])
+                    module = folder.is_dir()
+                    if not module or folder not in file.parents:  # a private name, or a private file of another room
+                        wrong.append(f"{file.relative_to(SOURCE)} imports {'.'.join(path)}")
+    assert not wrong
+
+
+def test_class_names_occur_once() -> None:
+    found = defaultdict(list)
+    for file in FILES:
+        for node in ast.walk(ast.parse(file.read_text("utf8"))):
+            if isinstance(node, ast.ClassDef):
+                found[node.name].append(f"{file.relative_to(SOURCE)}:{node.lineno}")
+    assert not {name: places for name, places in found.items() if len(places) > 1}
+
+
+def test_files_and_functions_stay_small() -> None:
+    code = [*FILES, *SOURCE.rglob("*.cpp"), *SOURCE.rglob("*.h")]
+    assert not [file.name for file in code if len(file.read_text("utf8").splitlines()) > 450]
+    assert len((SOURCE / "prunus" / "contract.py").read_text("utf8").splitlines()) < 200
+    long = []
+    for file in FILES:
+        for node in ast.walk(ast.parse(file.read_text("utf8"))):
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                first = node.body[1] if ast.get_docstring(node) and len(node.body) > 1 else node.body[0]
+                if (node.end_lineno or 0) - first.lineno >= 80:
+                    long.append(f"{file.relative_to(SOURCE)}: {node.name}")
+    assert not long
+
+
+def test_private_functions_of_torch_stand_in_one_file() -> None:
+    """`sparse/bench.py` and `sparse/_peers.py` time torch's own private forms as peers; nothing else needs them."""
+    pattern = re.compile(r"\btorch(\.\w+)*\._[a-z]\w*|from torch[.\w]* import .*\b_\w|from torch[.\w]*\._\w")
+    found = {
+        str(file.relative_to(SOURCE / "prunus"))
+        for file in FILES
+        for line in file.read_text("utf8").splitlines()
+        if pattern.search(line) and "getLogger" not in line
+    }
+    assert found == {"_torch.py", "sparse/bench.py", "sparse/_peers.py"}
