@@ -7,7 +7,7 @@ explanations of survivors are kept in docs/evidence/mutation-survivors.toml.
 
 Not drawn, because no result depends on it by construction:
 - annotations, decorators (sizes of caches), imports, `__all__`, docstrings, f-strings and what is raised;
-- on a line marked `# accuracy only`, another number, and < for <= or > for >=. Such lines hold how far a sum or an
+- on a line marked `# tolerance`, another number, and < for <= or > for >=. Such lines hold how far a sum or an
   integral goes and its nodes, the size of a chunk, what is forgiven as rounding, where a search begins or ends, and
   where one form of a number hands over to another. Operators, flipped comparisons and names are drawn there too;
 - the -1 of `reshape`: every negative number means the same there.
@@ -43,7 +43,7 @@ TEST_FOLDER = ROOT / "tests"
 PACKAGE = ROOT / "src" / "prunus"
 SURVIVORS = ROOT / "docs" / "evidence" / "mutation-survivors.toml"
 WANTED_SHARE = 0.95
-MARK = "# accuracy only"
+MARK = "# tolerance"
 NOT_FORMULAS = ("checks", "reproductions", "comparison", "simulation", "planning", "_simulation", "_networks")
 SHARED = {  # files of formulas/ and the papers whose tests speak for them; others are tested by all papers
     "closeness": ["closeness"],

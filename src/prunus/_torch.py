@@ -50,6 +50,6 @@ def is_mutable(operator: Any) -> bool:
     return isinstance(operator, OpOverload) and bool(operator._schema.is_mutable)
 
 
-def empty_wrapper(cls: type, shape: Any, dtype: torch.dtype, device: torch.device | str | None) -> Any:
+def empty_wrapper(cls: type, shape: Any, dtype: torch.dtype, device: torch.device) -> Any:
     """A tensor of a subclass that has a shape and no memory of its own."""
     return torch.Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=device)

@@ -220,7 +220,7 @@ def _try_lock(handle: int) -> bool:
 
 
 def _remove_strays(folder: Path) -> None:
-    """Remove temporary files whose writers are gone: nobody holds their locks."""
+    """Remove temporary files whose writers are gone: their locks are free."""
     with contextlib.suppress(OSError):
         for name in os.listdir(folder):
             if not _TEMPORARY.fullmatch(name):

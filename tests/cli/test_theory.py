@@ -110,7 +110,7 @@ def test_every_value_shape_is_parsed():
     "words, part",
     [
         (["Z-9"], "There is no claim named 'Z-9'; the nearest of the"),
-        (["zonohedron"], "No claim speaks of 'zonohedron'"),
+        (["zonohedron"], "No claim mentions 'zonohedron'"),
         (["--check", "Z-9"], "There is no claim named 'Z-9'"),
         (["K-1a", "0.5"], "must have the form name=value"),
         (["K-1a", "correlation="], "must have the form name=value"),

@@ -71,6 +71,18 @@ def test_inner_channels_go_when_they_arrive_as_zero() -> None:
     assert model.conv1.out_channels == 24
 
 
+def test_a_hook_that_fills_zeros_keeps_the_channels() -> None:
+    """torch.fx passes over hooks: the channels would go although somebody writes to them."""
+    model = prepared()
+    silence(model.conv1, model.norm1, [1, 5], constant=-0.5)
+    model.norm1.register_forward_hook(lambda module, inputs, output: output + 1)
+    small, shapes = remove_channels(model)
+    assert not shapes
+    x = torch.randn(2, 3, 8, 8)
+    with torch.no_grad():
+        torch.testing.assert_close(small(x), model(x))
+
+
 def test_a_sum_loses_a_channel_only_if_all_branches_agree() -> None:
     model = prepared()
     silence(model.stem, model.norm0, [2, 3, 4])

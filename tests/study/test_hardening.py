@@ -210,7 +210,7 @@ def test_a_study_of_the_first_format_is_read_and_gets_digests(study: Path, tmp_p
 def test_cells_of_a_csv_are_not_formulas(study: Path, tmp_path: Path) -> None:
     place = copied(study, tmp_path / "copy")
     with Store(place, create=True) as store:
-        store.add(tiny().cells()[0], error='=HYPERLINK("x")')
+        store.add(tiny()[0], error='=HYPERLINK("x")')
     with Store(place) as store:
         text = store.export(tmp_path / "rows.csv").read_text()
         assert "'=HYPERLINK" in text

@@ -126,6 +126,13 @@ def test_what_has_no_form(model: nn.Module, message: str) -> None:
         parametrise(model)
 
 
+def test_hooks_are_not_passed_over() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 1))
+    model[0].register_forward_hook(lambda module, inputs, output: 2 * output)
+    with pytest.raises(BadInput, match="hooks"):
+        parametrise(model)
+
+
 def test_bad_arguments() -> None:
     form = parametrise(prunus.models.make("fc:4-8-1", init="normal", seed=0))
     with pytest.raises(BadInput, match="already"):

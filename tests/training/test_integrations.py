@@ -195,7 +195,7 @@ def test_a_missing_library_is_named_with_its_extra(package: str, monkeypatch: py
 def test_bad_input() -> None:
     with pytest.raises(BadInput, match="RigL"):
         Growth(0.5, options=GradualOptions(regrow=Regrowth("rigl")))
-    with pytest.raises(BadInput, match="looks at data"):
+    with pytest.raises(BadInput, match="needs data"):
         Growth(0.5, options=GradualOptions(score="snip"))
     with pytest.raises(BadInput, match="Masks or a Growth"):
         lightning_callback(0.5)  # type: ignore[arg-type]

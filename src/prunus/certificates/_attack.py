@@ -1,4 +1,4 @@
-"""The other side of a certificate (ledger P-29): an input at which the networks really differ that much."""
+"""A lower bound beside the certificate (ledger P-29): an input at which the networks really differ that much."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`certify`: the best of all methods for two networks on a domain, with the other side attached."""
+"""`certify`: the best of all methods for two networks on a domain, beside the largest difference an attack found."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def certify(
 ) -> Certificate:
     """How far the pruned network can be from the original anywhere in the domain.
 
-    The certificate speaks of the modules as they run, in their own precision: both are run on points of the domain and
+    The certificate is about the modules as they run, in their own precision: both are run on points of the domain and
     compared with what was read of them, and nothing is returned where an input was found that exceeds the bound.
 
     Args:
@@ -340,7 +340,7 @@ class Bounds:
 def verify(
     path: str | os.PathLike[str], model: nn.Module, pruned: Masks | nn.Module, *, options: CertifyOptions | None = None
 ) -> Certificate:
-    """Read a certificate, check that it speaks of these networks, and compute it again.
+    """Read a certificate, check that it is about these networks, and compute it again.
 
     Args:
         path: The file that `Certificate.save` wrote.

@@ -109,7 +109,7 @@ class Certificate:
 
     @property
     def vacuous(self) -> bool:
-        """Is the bound no better, within a percent, than the sum of the two networks' own sizes?"""
+        """Is the bound no better, within a percent, than the sum of both networks' largest output norms?"""
         return self.bound > 0.0 and self.bound >= 0.99 * self.sizes
 
     @property
@@ -126,7 +126,9 @@ class Certificate:
         words = f"No input {place} moves the output by more than {self.bound:.4g} ({self.method})"
         if self.attained is not None:
             words += f"; one moves it by {self.attained:.4g}"
-        return words + ("; this is vacuous: the networks' own sizes say as much." if self.vacuous else ".")
+        return words + (
+            "; this is vacuous: the sum of both networks' largest output norms says as much." if self.vacuous else "."
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Everything but the witness as plain numbers, strings and lists."""

@@ -97,7 +97,7 @@ def certify_statistically(
         pruned: Masks, or the pruned module itself.
         data: A data set of (input, label) pairs, a tensor (n, *shape), or whatever `prunus.adapters.batches` reads,
             drawn independently and not used for pruning, tuning or choosing.
-        error: The distance to speak about; its exceedances are counted (Clopper-Pearson). Without it the distance is an
+        error: The distance in question; its exceedances are counted (Clopper-Pearson). Without it the distance is an
             order statistic: the largest after setting aside `exceedances` points.
         confidence: The confidence of each statement.
         exceedances: How many points are set aside where no `error` is given; fix it beforehand.

@@ -24,7 +24,7 @@ def example_for(network: Any, batch: int = 1, shape: str | None = None, tokens: 
 
 
 def example_or_none(network: Any, batch: int = 1, shape: str | None = None, tokens: int | None = None) -> Any:
-    """The same, or None for a model whose inputs nobody told."""
+    """The same, or None for a model whose input shape was not given."""
     from prunus.errors import BadInput
 
     try:

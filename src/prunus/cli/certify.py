@@ -146,7 +146,10 @@ def _print(record: dict[str, Any], found: Any, json: bool) -> None:
     out = console()
     out.print(found.statement)
     methods = ", ".join(f"{name} {show(value)}" for name, value in found.methods.items())
-    out.print(f"methods: {methods}; rounding {show(found.rounding)}; the networks' own sizes {show(found.sizes)}")
+    out.print(
+        f"methods: {methods}; rounding {show(found.rounding)}; "
+        f"sum of both networks' largest output norms {show(found.sizes)}"
+    )
     if found.loss_bound is not None:
         out.print(f"The cross-entropy changes by at most {show(found.loss_bound)}.")
     if "statistical" in record:

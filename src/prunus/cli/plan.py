@@ -72,7 +72,7 @@ def plan(
 
 
 def _train(data: str | None, folder: Path | None, score: str) -> Any:
-    """The training set, only where the score looks at it."""
+    """The training set, only where the score needs it."""
     from prunus.pruning.scores import needs_data
 
     if data is None or not needs_data(score):

@@ -63,7 +63,7 @@ def prune(
     torch.manual_seed(seed)
     network = resolve(model, str(weights) if weights else None).eval()
     if reconstruct and data is None:
-        raise BadInput("--reconstruct looks at data: name some with --data, as in --data digits.")
+        raise BadInput("--reconstruct needs data: name some with --data, as in --data digits.")
     train, test = _data(data, data_dir, score, model, reconstruct)
     masks = find_masks(
         network,
@@ -93,7 +93,7 @@ def prune(
 
 
 def _data(name: str | None, folder: Path | None, score: str, model: str, always: bool) -> tuple[Any, Any]:
-    """(train, test) sets; the training set only where the score looks at it, or `always`."""
+    """(train, test) sets; the training set only where the score needs it, or `always`."""
     if name is None:
         return None, None
     from prunus.cli._inputs import data_for

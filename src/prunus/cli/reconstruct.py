@@ -50,7 +50,7 @@ def reconstruct(
     from prunus.recovery import reconstruct as rebuild
 
     if data is None:
-        raise BadInput("reconstruct looks at data: name some with --data, as in --data digits.")
+        raise BadInput("reconstruct needs data: name some with --data, as in --data digits.")
     torch.manual_seed(seed)
     network = resolve(model, str(weights) if weights else None).eval()
     train, test = _data(data, data_dir)

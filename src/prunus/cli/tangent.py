@@ -23,7 +23,7 @@ def tangent(
     widths: Annotated[
         list[float] | None, Parameter(negative="", help="Width factors of the model; may be repeated. 1 if none.")
     ] = None,
-    score: Annotated[str, Parameter(help="random, magnitude, snip, ...: theorems speak of random only.")] = "random",
+    score: Annotated[str, Parameter(help="random, magnitude, snip, ...: theorems cover random only.")] = "random",
     prune_input: Annotated[bool, Parameter(negative="", help="Prune the first layer too.")] = False,
     inputs: Annotated[int, Parameter(help="Training inputs the kernel is measured on.")] = 100,
     tests: Annotated[int, Parameter(help="Test inputs for kernel regression.")] = 500,
@@ -166,7 +166,7 @@ def _print(record: dict[str, Any], json: bool) -> None:
     if singular:
         out.print(f"{singular} of these kernels were singular: jitter was added to their diagonal for the regression.")
     if record["score"] != "random":
-        out.print(f"Masks by {record['score']}: no theorem speaks of these kernels.")
+        out.print(f"Masks by {record['score']}: no theorem covers these kernels.")
     for plan in record["widths"]:
         out.print(plan["statement"])
     if "plot" in record:

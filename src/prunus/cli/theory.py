@@ -72,7 +72,7 @@ def theory(
     found = claims.search(*words)
     if not found:
         raise BadInput(
-            f"No claim speaks of {' '.join(words)!r}: search for a paper, a theorem or a word, or give an id."
+            f"No claim mentions {' '.join(words)!r}: search for a paper, a theorem or a word, or give an id."
         )
     return _list(found, json)
 

@@ -135,7 +135,7 @@ def train(
 
 
 def _check_methods(pruning: Pruning) -> None:
-    """Options that the method would not look at are refused: nobody should wait for what they do not get."""
+    """Options that the method would not use are refused before a long run."""
     from prunus.errors import BadInput
 
     before = ("random", "snip", "grasp", "synflow", "magnitude")

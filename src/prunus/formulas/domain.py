@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from prunus.errors import BadInput, UnknownName
 
-_ROUNDING = 1e-9  # accuracy only
+_ROUNDING = 1e-9  # tolerance
 
 
 def whole(name: str, value: Any, low: int | None = None, high: int | None = None) -> int:
@@ -63,7 +63,7 @@ def count_of(name: str, fraction: float, total: int) -> int:
     """`fraction` of `total` as a whole number; the product must be whole up to rounding of the fraction."""
     exact = fraction * total
     nearest = round(exact)
-    if abs(exact - nearest) > _ROUNDING * max(1.0, exact):  # accuracy only
+    if abs(exact - nearest) > _ROUNDING * max(1.0, exact):  # tolerance
         low, high = math.floor(exact) / total, math.ceil(exact) / total
         raise BadInput(
             f"{name} times {total} must be a whole number, got {exact:.6g}: the nearest admissible values are "

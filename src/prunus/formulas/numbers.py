@@ -18,17 +18,17 @@ from numpy.typing import ArrayLike, NDArray
 from prunus.errors import BadInput
 from prunus.formulas import domain
 
-_ROUNDING = 1e-9  # accuracy only
+_ROUNDING = 1e-9  # tolerance
 
 # Terms of the series of the Chernoff rate: the first left out is below 1e-18 of the sum.
-_TERMS = 13  # accuracy only
+_TERMS = 13  # tolerance
 
 P = ParamSpec("P")
 
 R = TypeVar("R")
 
 # A value this close (relatively) to a whole number is that number, spoiled by rounding.
-WHOLE = 1e-12  # accuracy only
+WHOLE = 1e-12  # tolerance
 
 
 def elementwise(function: Callable[P, R]) -> Callable[P, R]:
@@ -86,7 +86,7 @@ def rate(x: float) -> float:
     """(1+x)log(1+x)-x for x >= -1, to full relative precision near 0 too (the Chernoff rate)."""
     if x == -1.0:
         return 1.0
-    if abs(x) > 0.02:  # accuracy only
+    if abs(x) > 0.02:  # tolerance
         return (1.0 + x) * math.log1p(x) - x
     term, total = x * x, 0.0
     for k in range(2, _TERMS):  # x^k (-1)^k / (k(k-1))
@@ -97,7 +97,7 @@ def rate(x: float) -> float:
 
 def stirling(z: float) -> float:
     """log Gamma(z+1) minus Stirling's (z+1/2)log z - z + log(2 pi)/2."""
-    if z < 16.0:  # accuracy only
+    if z < 16.0:  # tolerance
         return math.lgamma(z + 1.0) - ((z + 0.5) * math.log(z) - z + 0.5 * math.log(2.0 * math.pi))
     w = 1.0 / (z * z)
     return (1.0 / 12.0 - w * (1.0 / 360.0 - w * (1.0 / 1260.0 - w / 1680.0))) / z
@@ -105,7 +105,7 @@ def stirling(z: float) -> float:
 
 def log_gamma_ratio(z: float, shift: float) -> float:
     """log Gamma(z+shift) - log Gamma(z) for z > 0, z+shift > 0, without cancellation for large z."""
-    if z < 16.0:  # accuracy only
+    if z < 16.0:  # tolerance
         return math.lgamma(z + shift) - math.lgamma(z)
     # Gamma(z) = Gamma(z+1)/z turns both into Stirling's form; the leading terms combine to shift log z + z rate.
     return shift * math.log(z) + z * rate(shift / z) - 0.5 * math.log1p(shift / z) + stirling(z + shift) - stirling(z)

@@ -22,12 +22,12 @@ from scipy import special
 
 from prunus.formulas.laws import Law
 
-_NODES = 64  # accuracy only
+_NODES = 64  # tolerance
 
 Array = NDArray[np.float64]
 
 # Levels that V passes with a probability below exp(-_NEGLIGIBLE) do not count in double precision.
-_NEGLIGIBLE = 44.0  # accuracy only
+_NEGLIGIBLE = 44.0  # tolerance
 
 
 @cache
@@ -68,7 +68,7 @@ def negligible_level(a: float, b: float) -> float:
     p = a / trials
     rest = special.xlogy(1.0 - p, 1.0 - p)
     low, high = math.log(p) - _NEGLIGIBLE / a - 1.0, math.log(p)
-    for _ in range(40):  # accuracy only
+    for _ in range(40):  # tolerance
         middle = 0.5 * (low + high)
         divergence = p * (math.log(p) - middle) + rest - (1.0 - p) * math.log1p(-math.exp(middle))
         if trials * divergence > _NEGLIGIBLE:
@@ -81,7 +81,7 @@ def negligible_level(a: float, b: float) -> float:
 def level_below(law: Law, a: float, b: float, x: Array) -> Array:
     """P(V <= F(x)) for V ~ Beta(a, b), from whichever of F and 1 - F is the smaller."""
     below, above = law.cdf(x), law.tail(x)
-    smaller = below < 0.5  # accuracy only
+    smaller = below < 0.5  # tolerance
     result: Array = np.where(smaller, special.betainc(a, b, below), special.betaincc(b, a, above))
     return result
 
@@ -89,6 +89,6 @@ def level_below(law: Law, a: float, b: float, x: Array) -> Array:
 def level_above(law: Law, a: float, b: float, x: Array) -> Array:
     """P(V > F(x)) for V ~ Beta(a, b), from whichever of F and 1 - F is the smaller."""
     below, above = law.cdf(x), law.tail(x)
-    smaller = below < 0.5  # accuracy only
+    smaller = below < 0.5  # tolerance
     result: Array = np.where(smaller, special.betaincc(a, b, below), special.betainc(b, a, above))
     return result

@@ -36,7 +36,7 @@ def published_theta(theta: float, bits: int) -> dict[str, Any]:
     theta = domain.real("theta", theta, 0.0)
     bits = domain.whole("bits", bits, 1, 1 << 16)
     with decimal.localcontext() as context:
-        context.prec = bits // 3 + 40  # accuracy only
+        context.prec = bits // 3 + 40  # tolerance
         context.Emin = decimal.MIN_EMIN
         scaled = (-2 * decimal.Decimal(theta)).exp() * (1 << bits)
         integer = max(int(scaled.to_integral_value(decimal.ROUND_CEILING)), 1)

@@ -9,9 +9,9 @@ from prunus.formulas.binding import claim
 from prunus.formulas.energy import bank_energy, energy_split
 from prunus.formulas.swap_counts import law_of
 
-ROUNDING = 1e-12  # accuracy only
+ROUNDING = 1e-12  # tolerance
 
-_SLACK = 1e-9  # accuracy only
+_SLACK = 1e-9  # tolerance
 
 
 @claim("N-2b")
@@ -55,9 +55,9 @@ def theta_for_swaps(m: int, others: int, swaps: float) -> dict[str, float]:
     start = -0.5 * (math.log(wanted / (m - wanted)) + math.log(wanted / (others - wanted)))
     low, high = 0.0, 0.5 * math.log(float(m) * others / wanted) + _SLACK
     theta = min(max(start, low), high)
-    for _ in range(100):  # accuracy only
+    for _ in range(100):  # tolerance
         law = law_of(m, others, theta)
-        near = law.gain < 0.5 * most  # accuracy only
+        near = law.gain < 0.5 * most  # tolerance
         gap = most - wanted - law.gain if near else law.mean - wanted
         low, high = (theta, high) if gap > 0.0 else (low, theta)
         # Newton on log E[i] for a relative gap, on E[i] for a small one: the same to first order.
@@ -65,7 +65,7 @@ def theta_for_swaps(m: int, others: int, swaps: float) -> dict[str, float]:
         moved = theta + step
         if not low <= moved <= high:
             moved = 0.5 * (low + high)
-        if abs(moved - theta) <= 1e-15 * max(abs(theta), 1e-300):  # accuracy only
+        if abs(moved - theta) <= 1e-15 * max(abs(theta), 1e-300):  # tolerance
             return {"theta": moved, "start": start}
         theta = moved
     return {"theta": theta, "start": start}

@@ -25,14 +25,14 @@ from prunus.formulas import domain
 Array = NDArray[np.float64]
 
 # Terms below this share of the largest are left out of the window; their sum is far below rounding.
-_CUT = 1e-60  # accuracy only
+_CUT = 1e-60  # tolerance
 
-_TAIL_CUT = 1e-20  # accuracy only
+_TAIL_CUT = 1e-20  # tolerance
 
-_CHUNK = 1 << 20  # accuracy only
+_CHUNK = 1 << 20  # tolerance
 
 # Beyond this exponent exp(-2 theta) is 0 (or infinite) in every product that can occur.
-_EXTREME = 800.0  # accuracy only
+_EXTREME = 800.0  # tolerance
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class SwapLaw:
         if abs(exponent) > _EXTREME:
             return (0.0 if exponent < 0 else math.inf), 0.0
         with decimal.localcontext() as context:
-            context.prec = 40  # accuracy only
+            context.prec = 40  # tolerance
             exact = decimal.Decimal(exponent).exp()
             q = float(exact)
             if q == 0.0 or math.isinf(q):
@@ -79,7 +79,7 @@ class SwapLaw:
         total = float(self.m + self.others)
         if q == 0.0:
             return 0.0, 0.0
-        if q <= 1.0:  # accuracy only
+        if q <= 1.0:  # tolerance
             root = math.sqrt((q * total) ** 2 + 4.0 * (1.0 - q) * q * product)
             mean = 2.0 * q * product / (q * total + root)
         else:
@@ -120,7 +120,7 @@ class SwapLaw:
         """First swap count of the window, and the terms there relative to the largest."""
         if self.odds[0] == 0.0:
             return 0, np.ones(1)
-        width = int(17.0 * math.sqrt(self.saddle[1])) + 32  # accuracy only
+        width = int(17.0 * math.sqrt(self.saddle[1])) + 32  # tolerance
         error = self.odds[1]
         above = outward(self.up, self.mode, 1, self.most - self.mode, width, _CUT)
         below = outward(self.down, self.mode, -1, self.mode, width, _CUT)
@@ -157,7 +157,7 @@ class SwapLaw:
         """
         free = SwapLaw(self.m, self.others, 0.0)
         center = float(self.m) * self.others / (self.m + self.others)
-        if abs(2.0 * self.theta) * math.sqrt(free.variance) > 1.0:  # accuracy only
+        if abs(2.0 * self.theta) * math.sqrt(free.variance) > 1.0:  # tolerance
             return center - self.mean
         low, probabilities = free.window
         x = np.arange(len(probabilities), dtype=np.float64) + (low - center)
@@ -208,7 +208,7 @@ class SwapLaw:
     def _tail(self, start: int, direction: int) -> float:
         ratio = self.up if direction == 1 else self.down
         room = self.most - start if direction == 1 else start
-        width = int(10.0 * math.sqrt(self.saddle[1])) + 32  # accuracy only
+        width = int(10.0 * math.sqrt(self.saddle[1])) + 32  # tolerance
         weights = outward(ratio, start, direction, room, width, _TAIL_CUT)
         return math.exp(self.log_probability(start)) * (1.0 + float(weights.sum()))
 
@@ -233,7 +233,7 @@ def log_binomial(n: int, k: int) -> float:
     k = min(k, n - k)
     if k <= 0:
         return 0.0
-    if k <= 256:  # accuracy only
+    if k <= 256:  # tolerance
         steps = np.arange(1.0, k + 1.0)
         return float(np.log((n - k + steps) / steps).sum())
     rest = n - k

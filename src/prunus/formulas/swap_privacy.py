@@ -15,7 +15,7 @@ from prunus.formulas.binding import claim
 from prunus.formulas.swap_counts import law_of
 from prunus.formulas.swap_law import Array, outward
 
-_CUT = 1e-40  # accuracy only
+_CUT = 1e-40  # tolerance
 
 
 @claim("N-7a")
@@ -113,7 +113,7 @@ def _completions(m: int, others: int, theta: float, j: int) -> list[float]:
     largest term of each s is reached from that of the one before by a few ratios, so no digits are lost.
     """
     size, rest, q = m - j, others - j, math.exp(-2.0 * theta)
-    width = int(14.0 * math.sqrt(law_of(m, others, theta).saddle[1])) + 24  # accuracy only
+    width = int(14.0 * math.sqrt(law_of(m, others, theta).saddle[1])) + 24  # tolerance
     result: list[float] = []
     anchor: tuple[int, float] | None = None
     for s in range(2 * j + 1):
@@ -181,7 +181,7 @@ def subsampled_privacy(epsilon: float, sampling: float, delta: float = 0.0) -> d
     epsilon = domain.real("epsilon", epsilon, 0.0)
     sampling = domain.probability("sampling", sampling, open_low=True)
     delta = domain.real("delta", delta, 0.0)
-    if epsilon < 1.0:  # accuracy only
+    if epsilon < 1.0:  # tolerance
         reduced = math.log1p(sampling * math.expm1(epsilon))
     else:
         reduced = epsilon + math.log(sampling + (1.0 - sampling) * math.exp(-epsilon))

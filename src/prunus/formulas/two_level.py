@@ -13,12 +13,12 @@ from prunus.formulas.binding import claim
 from prunus.formulas.swap_counts import law_of
 from prunus.formulas.swap_law import Array, SwapLaw
 
-_CHUNK = 4096  # accuracy only
+_CHUNK = 4096  # tolerance
 
-_MARGIN = 60.0  # accuracy only
+_MARGIN = 60.0  # tolerance
 
 # exp() of more than this overflows soon; such overlaps are far below the level that matters.
-HUGE = 600.0  # accuracy only
+HUGE = 600.0  # tolerance
 
 
 @claim("N-9b")

@@ -4,12 +4,14 @@
     for node in graph.calls:
         print(node.op, node.shape, node.module, [source.name for source in node.inputs])
 
-`read` is the one reader of models; README.md in this folder says what it promises and where its traps are.
+`read` is the one reader of models; README.md in this folder says what it promises and where its traps are. `trace`
+gives the graph of torch.fx, for code that exchanges modules in place.
 """
 
 from __future__ import annotations
 
 from prunus.graph._nodes import Graph, Node, Spec, replaced
 from prunus.graph._read import read, unwrapped
+from prunus.graph._trace import trace
 
-__all__ = ["Graph", "Node", "Spec", "read", "replaced", "unwrapped"]
+__all__ = ["Graph", "Node", "Spec", "read", "replaced", "trace", "unwrapped"]

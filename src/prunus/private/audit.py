@@ -74,7 +74,7 @@ def audit(
     if draws < 100 or not 0.0 < confidence < 1.0:
         raise BadInput("An audit needs at least 100 draws and a confidence between 0 and 1.")
     if not 2 <= d <= _LARGEST:
-        raise BadInput(f"An audit looks at vectors of 2 to {_LARGEST} coordinates, got {d}.")
+        raise BadInput(f"An audit takes vectors of 2 to {_LARGEST} coordinates, got {d}.")
     m = mech.count(d)
     if m == d:
         raise BadInput("Keeping every coordinate releases nothing; audit a mechanism that keeps fewer than d.")

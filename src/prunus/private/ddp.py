@@ -79,7 +79,7 @@ def ddp_hook(
         scope: "bucket" keeps k of every bucket, "global" insists on one bucket.
         values: noise on the values; without it they are not private.
         meter: a budget; a step that would pass it is refused before anything is sent.
-        insecure_seed: repeatable choices and noise, for tests; protects nobody.
+        insecure_seed: repeatable choices and noise, for tests; gives no privacy.
 
     Returns:
         The hook, a function of (state, bucket).

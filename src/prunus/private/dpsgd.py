@@ -35,7 +35,7 @@ class PrivateOptions:
     swaps: count the indices as if one record moved at most so many of them. This is metric privacy: an assumption that
         nothing enforces, not a guarantee. None makes none.
     poisson: sample batches as the accounting assumes; False keeps the loader's own and gives up amplification.
-    insecure_seed: repeatable masks and noise, for tests; protects nobody.
+    insecure_seed: repeatable masks and noise, for tests; gives no privacy.
 
     Example:
         >>> options = prunus.private.PrivateOptions(epsilon=3.0, delta=1e-5)

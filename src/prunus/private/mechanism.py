@@ -131,7 +131,7 @@ class IndexMechanism:
             vector: a tensor, read in row-major order, or a list of tensors (a network's gradients).
             group: draw bank by bank, in groups of so many neighbouring coordinates (N-15; 256 is in use).
                 Buckets are groups too: any size will do.
-            insecure_seed: a repeatable, fast generator instead of the operating system's; it protects nobody.
+            insecure_seed: a repeatable, fast generator instead of the operating system's; it gives no privacy.
             scope: for a list, "global" ranks all coordinates together, "layer" draws in each tensor on its own.
 
         Returns:

@@ -1,4 +1,4 @@
-"""What an index release costs, said in full: both readings of its privacy, the unit, and what is not covered."""
+"""The privacy of an index release in full: both readings of its privacy, the unit, and what is not covered."""
 
 from __future__ import annotations
 

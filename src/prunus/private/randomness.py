@@ -86,7 +86,7 @@ def complement(ascending: Integers, bound: int) -> Integers:
 
 
 def source(insecure_seed: int | None = None) -> Source:
-    """The operating system's generator; with a seed, a fast and repeatable one that protects nobody."""
+    """The operating system's generator; with a seed, a fast and repeatable one without any privacy."""
     if insecure_seed is None:
         return Source(os.urandom, secure=True)
     if isinstance(insecure_seed, bool) or not isinstance(insecure_seed, (int, np.integer)) or insecure_seed < 0:

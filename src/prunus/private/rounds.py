@@ -1,4 +1,4 @@
-"""Federated rounds without a framework: sparse updates, noise for those who really replied, a ledger ahead of the wire.
+"""Federated rounds without a framework: sparse updates, noise for those who replied, a ledger written before sending.
 
 Two trust models:
 

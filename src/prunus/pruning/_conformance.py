@@ -1,4 +1,4 @@
-"""Batteries that third-party scores and patterns can run: does mine keep the rules of the house?
+"""Checks that authors of scores and patterns can run on their own: does it keep the rules that the others keep?
 
 `check_score(score)` and `check_pattern(pattern)` run every check on several kinds of layers and return the names of
 those that passed; if any fails, one error lists them all.

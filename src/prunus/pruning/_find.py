@@ -194,7 +194,7 @@ def _misfits(
 
 
 def _report(model: nn.Module, skipped: Mapping[str, str], globs: tuple[str, ...]) -> dict[str, Any]:
-    """What is left dense though nobody asked for it: in the notes, and where it is a surprise as a warning."""
+    """What is left dense without being asked for: in the notes, and where it is a surprise as a warning."""
     notes: dict[str, Any] = {}
     if skipped:
         notes["skipped"] = list(skipped)

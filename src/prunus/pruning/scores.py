@@ -1,4 +1,4 @@
-"""Scores: what a weight is worth. Higher stays.
+"""Scores: how much each weight matters. Weights with higher scores are kept first.
 
 A score is a function of a `ScoreContext` that returns a tensor for every weight. `register` makes one known by name:
 
@@ -39,7 +39,7 @@ class ScoreRule:
 
     `absolute`: rank by magnitude (the function may then return the weights themselves). `rounds`: prune in that many
     steps of geometrically falling density, scoring anew each time. `draws`: (wanted zeros, weights, generator) -> how
-    many go, for schemes whose count is itself random. `needs_data`: it looks at data. `within_rows`: weights are
+    many go, for schemes whose count is itself random. `needs_data`: it reads data. `within_rows`: weights are
     compared within an output row, not within a layer.
     """
 
@@ -118,7 +118,7 @@ def register(
 
 
 def needs_data(score: str | Score | ScoreRule) -> bool:
-    """Whether a score looks at data."""
+    """Whether a score needs data."""
     return parse(score).needs_data
 
 
@@ -208,7 +208,7 @@ def _ones(value: Any) -> Any:
 
 def _batches(context: ScoreContext, score: str) -> Iterator[Batch]:
     if context.data is None:
-        raise BadInput(f"The score {score!r} looks at data: pass data=, a data set, a list of batches or a tensor.")
+        raise BadInput(f"The score {score!r} needs data: pass data=, a data set, a list of batches or a tensor.")
     device = next((weight.parameter.device for weight in context.weights.values()), torch.device("cpu"))
     together = isinstance(context.data, (Tensor, np.ndarray, tuple, Mapping))  # tensors given whole are one batch
     size = sys.maxsize if together else 128

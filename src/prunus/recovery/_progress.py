@@ -1,4 +1,5 @@
-"""One line that says which layer is being worked on and how long it will take. Silent where nobody watches."""
+"""One line that says which layer is being worked on and how long it will take. Prints nothing
+where the output is no terminal."""
 
 from __future__ import annotations
 

@@ -117,9 +117,7 @@ def reconstruct(
 def calibrate_on(data: Any, samples: int, batch_size: int, seed: int) -> list[Batch]:
     """The batches that hold the first `samples` of a random order of the data; labels are left out."""
     if data is None:
-        raise BadInput(
-            "Reconstruction looks at data: give some samples like those the model will meet, without labels."
-        )
+        raise BadInput("Reconstruction needs data: give some samples like those the model will meet, without labels.")
     if isinstance(samples, bool) or not isinstance(samples, int) or samples < 1:
         raise BadInput(f"samples is {samples!r}; give a whole number of at least 1.")
     found: list[Batch] = []

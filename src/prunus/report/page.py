@@ -117,7 +117,7 @@ def _columns(shown: Sequence[Mapping[str, Any]]) -> list[tuple[str, str, str]]:
 
 
 def _certified(results: Sequence[Result]) -> Mapping[str, Any]:
-    """The settings that the page's last lines speak of: those of a cell with a certificate, where there is one."""
+    """The settings that the page's last lines name: those of a cell with a certificate, where there is one."""
     ordered = sorted(results, key=lambda result: result.record.get("bound") is None)
     return ordered[0].config["settings"] if ordered else {}
 
@@ -283,7 +283,7 @@ def _command(results: Sequence[Result]) -> str:
         values = list(dict.fromkeys(result.config[axis] for result in asked))
         lines.append(f"{axis} = {_toml(values)}")
     given, usual = dict(results[0].config["settings"]), Settings()
-    given["weights"] = Path(given["weights"]).name  # where it lay is nobody's business
+    given["weights"] = Path(given["weights"]).name  # the folder is private
     changed = {name: value for name, value in given.items() if value != _plain(getattr(usual, name))}
     if changed:
         lines += ["", "[settings]", *(f"{name} = {_toml(value)}" for name, value in changed.items())]

@@ -1,4 +1,4 @@
-"""A study in words: the summary at the top, and what each picture shows for those who do not see it."""
+"""A study in words: the summary at the top, and what each picture shows, for screen readers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def number(value: float) -> str:
 
 
 def best(panel: Panel) -> SeedGroup | None:
-    """What the summary speaks of: of the groups close to dense the one that buys most, else the best."""
+    """The group the summary names: of the groups close to dense the one that buys most, else the best."""
     known = [group for group in panel.groups if group.merit is not None]
     if not known:
         return None

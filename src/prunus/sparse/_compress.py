@@ -96,7 +96,7 @@ def compress(
     if masks is not None:
         mask_copy(work, masks)
     expected = None if example is None else run(work, example)
-    # An order of columns speaks of the columns that were there.
+    # An order of columns belongs to the columns that were there.
     shapes_left = {} if permutations else remove_channels_(work)
     found = find(work)
     shapes, foreign = _shapes(work, found.layers, example)

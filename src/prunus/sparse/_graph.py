@@ -1,6 +1,7 @@
-"""What the model's graph tells: which batch norms fold into which convolutions, and which sums and ReLUs can be fused.
+"""Reading a model's graph: which batch norms fold into which convolutions, and which sums and ReLUs can be fused.
 
-Models that `torch.fx` cannot trace keep their batch norms and activations; their layers are still replaced.
+Models that `torch.fx` cannot trace, and those with hooks, keep their batch norms and activations; their layers are
+still replaced.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional
 
+from prunus import graph as graphs
+from prunus.errors import BadInput
 from prunus.sparse._modules import BalancedLinear, PackedModule, SparseConv2d, watched
 from prunus.sparse._region import with_regions
 
@@ -22,16 +25,11 @@ _RELU_FUNCTIONS = (functional.relu, torch.relu, torch.relu_)
 _ADD_FUNCTIONS = (operator.add, operator.iadd, torch.add)
 
 
-class _Tracer(fx.Tracer):
-    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return isinstance(m, PackedModule) or super().is_leaf_module(m, module_qualified_name)
-
-
 def trace(model: nn.Module) -> fx.Graph | None:
-    """The model's graph, or None where its control flow depends on data."""
+    """The model's graph, or None where it has hooks or its control flow depends on data."""
     try:
-        return _Tracer().trace(model)
-    except Exception:  # tracing runs the user's forward on stand-ins, and that may fail in any way it likes
+        return graphs.trace(model, leaves=(PackedModule,))
+    except BadInput:
         return None
 
 

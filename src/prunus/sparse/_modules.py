@@ -21,7 +21,7 @@ _FIELDS = ("values", "index", "schedule", "starts", "scale")
 def watched() -> bool:
     """Whether torch compiles, traces or transforms what runs, or a mode wants to see operators.
 
-    Kernels are then not called directly: nothing of torch would know.
+    Kernels are then not called directly: torch would not record them.
     """
     return torch.compiler.is_compiling() or is_tracing() or transformed() or dispatch_modes() > 0
 
@@ -105,7 +105,7 @@ class PackedModule(nn.Module):
         return [tensor for field in _FIELDS if (tensor := getattr(self, field)) is not None]
 
     def plain(self, x: Any) -> bool:
-        """Whether the kernel may be called at once: a tensor, nobody watching, no gradient wanted."""
+        """True if the kernel may be called directly: a plain Tensor, no autograd, tracing or dispatch mode."""
         if type(x) is not Tensor or watched():
             return False
         if not torch.is_grad_enabled():

@@ -41,7 +41,7 @@ class Settings:
     recalibrate  batches from which batch-norm statistics are taken anew after pruning; 0 leaves them
     finetune     training after pruning with the masks held; "0ep" leaves it out
     allocation   how the zeros are shared between layers; exclude: layers that are never pruned
-    look         training points that a score which needs data looks at
+    look         training points given to a score that needs data
     samples      training points that the method "reconstruct" adjusts the weights on, without their labels
     distil       length of the distillation in methods that end with "distil"
     gradual      length of the training in the method "gradual"; both use finetune_lr

@@ -57,7 +57,7 @@ class SeedGroup:
 
     @property
     def vacuous(self) -> bool:
-        """Is a certificate of this group no better than the sum of the two networks' own sizes?"""
+        """Is a certificate of this group no better than the sum of both networks' largest output norms?"""
         return any(result.record.get("vacuous") for result in self.results)
 
     @property

@@ -17,7 +17,7 @@ from prunus.study.store import Store
 MANY_CELLS = 400
 LONG_SECONDS = 2 * 3600.0
 PROBE_SECONDS = 5.0
-"""How long an estimate looks at networks before it takes the rest to be like them."""
+"""Seconds that an estimate spends on building networks; the rest are taken to be alike."""
 
 
 @dataclass

@@ -14,7 +14,7 @@ def predicted_energy(score: str, pattern: str, sparsity: float, total: int, law:
     """Share of the weight energy that pruning removes from a layer of independent weights of this law.
 
     Magnitude pruning: ledger B-2a for a free choice, B-3 for banks, mixed over the two counts that a balanced pattern
-    alternates between. Random pruning removes the share `sparsity` on average. None where no result speaks of the case.
+    alternates between. Random pruning removes the share `sparsity` on average. None where no result covers the case.
     """
     if score == "random":
         return sparsity

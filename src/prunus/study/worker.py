@@ -80,5 +80,5 @@ def main() -> None:
         try:
             replies.write(json.dumps(reply) + "\n")
             replies.flush()
-        except BrokenPipeError:  # nobody is left to hear it
+        except BrokenPipeError:  # the process that started this one is gone
             os._exit(1)

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from prunus.errors import BadInput
+from prunus.graph import trace
 
 Operation = Callable[[Tensor], Tensor]
 
@@ -30,11 +31,11 @@ class ChainStep:
 def relu_chain(model: nn.Module) -> list[ChainStep]:
     """The steps of `model`; refuses, in one sentence, a network that is no chain of these pieces."""
     try:
-        graph = fx.Tracer().trace(model)
-    except Exception as error:  # tracing runs the model's own code, which may raise anything
+        graph = trace(model)
+    except BadInput as error:
         raise BadInput(
-            f"The network could not be read as a chain of layers ({type(error).__name__} while tracing "
-            f"{type(model).__name__}); the NTK form is known for chains of linear and convolution layers with ReLU."
+            f"The network could not be read as a chain of layers: {error} The NTK form is known for chains of linear "
+            "and convolution layers with ReLU."
         ) from error
     return list(_steps(model, graph))
 

@@ -52,7 +52,7 @@ class Sample:
 class ComparisonPlan:
     """What is compared: densities, random networks of each kind, and how the masks are found.
 
-    score        of `find_masks`: random is what the theorems speak of; under magnitude, snip and others none holds
+    score        of `find_masks`: random is what the theorems cover; under magnitude, snip and others none holds
     prune_input  whether the first layer is pruned too, as the theorems do not
     data         for scores that look at data
     """

@@ -1,4 +1,4 @@
-"""What a run reports: one record per epoch, and the callbacks that hear of it."""
+"""What a run reports: one record per epoch, and the callbacks that receive it."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ class Growth:
             raise BadInput("RigL needs gradients that a foreign loop does not give: use 'set', or prune_gradually.")
         if scores.needs_data(self.options.score):
             raise BadInput(
-                f"The score {scores.parse(self.options.score).name!r} looks at data that a foreign loop does not give: "
+                f"The score {scores.parse(self.options.score).name!r} needs data that a foreign loop does not give: "
                 "use 'magnitude', or prune_gradually."
             )
 

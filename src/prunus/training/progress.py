@@ -1,4 +1,4 @@
-"""A live line while a run goes on: epoch, loss, accuracy, time left. Silent where no person watches."""
+"""A live line while a run goes on: epoch, loss, accuracy, time left. Prints nothing where the output is no terminal."""
 
 from __future__ import annotations
 

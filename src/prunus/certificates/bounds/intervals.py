@@ -79,7 +79,7 @@ def propagate_ranges(
     """The ranges of all values; with `sizes`, intersected with what the 2-norms say.
 
     With `computed`, the ranges hold for the values that the networks compute in their own precision, and `sizes`, which
-    speak of exact values, must not be given.
+    bound exact values, must not be given.
     """
     reach = region.half if region.half is not None else torch.full((), region.radius, dtype=torch.float64)
     inputs = _widened(region.centres - reach, region.centres + reach)

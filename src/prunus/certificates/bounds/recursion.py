@@ -80,7 +80,7 @@ class Size:
 
     @property
     def both(self) -> Tensor:
-        """The sum of the two networks' own sizes: an error bound above it says nothing."""
+        """The sum of both networks' largest output norms: an error bound above it says nothing."""
         return self.size_original + self.size_pruned
 
 

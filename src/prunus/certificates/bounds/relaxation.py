@@ -398,7 +398,7 @@ def bound_relaxation(
 ) -> Tensor:
     """Bounds (points, outputs) on each output's difference, infinite for points that the time did not reach.
 
-    `tell` hears the tightened ranges of every point: other terms of a certificate gain from them too.
+    `tell` is called with the tightened ranges of every point: other terms of a certificate gain from them too.
     """
     found = torch.full((region.points, math.prod(pair.output_shape)), float("inf"), dtype=torch.float64)
     for point in range(region.points):

@@ -57,7 +57,8 @@ def search(
     """Settle all boxes, or find a counterexample.
 
     confirm is given a candidate input and returns the one that really counts (rounded, checked on the real modules), or
-    None where it does not hold there. progress hears of boxes done, boxes waiting, and the largest bound.
+    None where it does not hold there. progress is called with boxes done, boxes waiting, and the largest
+    bound.
     """
     waiting, worst = start, torch.full((len(start),), math.inf, dtype=torch.float64)
     owners = torch.arange(len(start))

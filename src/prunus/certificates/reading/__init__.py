@@ -1,1 +1,1 @@
-"""Reading two networks into pieces: what a certificate knows of every operator."""
+"""Reading two networks into pieces: what a certificate needs of every operator."""

@@ -1,4 +1,4 @@
-"""Activations as `Elementwise` pieces: values, derivatives, and where these turn."""
+"""Activations as `Elementwise` pieces: values, derivatives, and the points where these change direction."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _kinked(kind: str, slope: float, function: Callable[[Tensor], Tensor]) -> El
         function,
         derivative,
         max(1.0, abs(slope)),
-        turns=(0.0,) if slope < 0 else (),
+        critical_points=(0.0,) if slope < 0 else (),
         kinks=((0.0, slope, 1.0),),
         settings=(slope,),
     )
@@ -85,8 +85,8 @@ def hardswish() -> Elementwise:
         functional.hardswish,
         derivative,
         1.5,
-        turns=(-1.5,),
-        bends=(-3.0, 3.0),
+        critical_points=(-1.5,),
+        inflection_points=(-3.0, 3.0),
         kinks=((-3.0, 0.0, -0.5), (3.0, 1.5, 1.0)),
     )
 
@@ -100,15 +100,15 @@ def elu(alpha: float = 1.0) -> Elementwise:
         lambda x: functional.elu(x, alpha),
         derivative,
         max(1.0, abs(alpha)),
-        turns=(0.0,) if alpha < 0 else (),
-        bends=(0.0,),
+        critical_points=(0.0,) if alpha < 0 else (),
+        inflection_points=(0.0,),
         kinks=((0.0, alpha, 1.0),),
         settings=(alpha,),
     )
 
 
 def tanh() -> Elementwise:
-    return Elementwise("tanh", torch.tanh, lambda x: 1 - torch.tanh(x).square(), 1.0, bends=(0.0,))
+    return Elementwise("tanh", torch.tanh, lambda x: 1 - torch.tanh(x).square(), 1.0, inflection_points=(0.0,))
 
 
 def sigmoid() -> Elementwise:
@@ -116,11 +116,11 @@ def sigmoid() -> Elementwise:
         s = torch.sigmoid(x)
         return s * (1 - s)
 
-    return Elementwise("sigmoid", torch.sigmoid, derivative, 0.25, bends=(0.0,))
+    return Elementwise("sigmoid", torch.sigmoid, derivative, 0.25, inflection_points=(0.0,))
 
 
 def softplus() -> Elementwise:
-    return Elementwise("softplus", functional.softplus, torch.sigmoid, 1.0, bends=(0.0,))
+    return Elementwise("softplus", functional.softplus, torch.sigmoid, 1.0, inflection_points=(0.0,))
 
 
 def silu() -> Elementwise:
@@ -129,7 +129,12 @@ def silu() -> Elementwise:
         return s * (1 + x * (1 - s))
 
     return Elementwise(
-        "silu", functional.silu, derivative, 1.09984, turns=(_SILU_TURN,), bends=(-_SILU_BEND, _SILU_BEND)
+        "silu",
+        functional.silu,
+        derivative,
+        1.09984,
+        critical_points=(_SILU_TURN,),
+        inflection_points=(-_SILU_BEND, _SILU_BEND),
     )
 
 
@@ -143,7 +148,12 @@ def gelu(approximate: str = "none") -> Elementwise:
         return 0.5 * torch.erfc(-x / math.sqrt(2.0)) + x * density
 
     return Elementwise(
-        "gelu", functional.gelu, derivative, 1.12905, turns=(_GELU_TURN,), bends=(-_GELU_BEND, _GELU_BEND)
+        "gelu",
+        functional.gelu,
+        derivative,
+        1.12905,
+        critical_points=(_GELU_TURN,),
+        inflection_points=(-_GELU_BEND, _GELU_BEND),
     )
 
 
@@ -162,8 +172,8 @@ def _near(kind: str, function: Callable[[Tensor], Tensor], settings: tuple[str, 
         function,
         derivative,
         top,
-        turns=(turn,),
-        bends=(-bend, bend),
+        critical_points=(turn,),
+        inflection_points=(-bend, bend),
         settings=settings,
     )
 

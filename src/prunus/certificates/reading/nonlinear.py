@@ -126,7 +126,7 @@ def _max_pool(call: Call) -> Lipschitz | tuple[Value, None]:
 
 
 def _windows(call: Call, kernel: tuple[int, ...], dilation: tuple[int, ...]) -> Tensor:
-    """Which inputs each maximum looks at, (outputs, taps), -1 outside of the image."""
+    """Which inputs each maximum reads, (outputs, taps), -1 outside of the image."""
     channels, *image = call.value.shape
     if len(image) == 1:
         image, kernel, dilation = [1, *image], (1, *kernel), (1, *dilation)

@@ -93,15 +93,16 @@ class Join:
 class Elementwise:
     """A scalar function applied to every entry.
 
-    On an interval, the function takes its extremes at the ends or at `turns`, the derivative at the ends or at `bends`.
+    On an interval, the function takes its extremes at the ends or at `critical_points`, the derivative at the ends or at
+    `inflection_points`.
 
     Attributes:
         kind: A name, equal in both networks.
         function: The function.
         derivative: Its derivative; one-sided at a kink.
         lipschitz: Its Lipschitz constant.
-        turns: The points where the derivative changes sign.
-        bends: The points where the derivative stops rising or falling.
+        critical_points: The points where the derivative changes sign.
+        inflection_points: The points where the derivative stops rising or falling.
         kinks: Jumps of the derivative: (point, left value, right value).
         settings: Tells apart functions of one kind.
 
@@ -117,8 +118,8 @@ class Elementwise:
     function: Callable[[Tensor], Tensor]
     derivative: Callable[[Tensor], Tensor]
     lipschitz: float
-    turns: tuple[float, ...] = ()
-    bends: tuple[float, ...] = ()
+    critical_points: tuple[float, ...] = ()
+    inflection_points: tuple[float, ...] = ()
     kinks: tuple[tuple[float, float, float], ...] = ()
     settings: tuple[Any, ...] = ()
 
@@ -129,18 +130,18 @@ class Elementwise:
         """Bounds on the function over [low, high], entry by entry."""
         at_low, at_high = self.function(low), self.function(high)
         bottom, top = torch.minimum(at_low, at_high), torch.maximum(at_low, at_high)
-        for point in self.turns:
+        for point in self.critical_points:
             inside = (low < point) & (high > point)
             value = self.function(torch.tensor(point, dtype=low.dtype))
             bottom = torch.where(inside, torch.minimum(bottom, value), bottom)
             top = torch.where(inside, torch.maximum(top, value), top)
-        return _outwards(bottom, top, exact=bool(self.kinks) and not self.bends)
+        return _outwards(bottom, top, exact=bool(self.kinks) and not self.inflection_points)
 
     def slopes(self, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
         """Bounds on every difference quotient over [low, high], entry by entry."""
         at_low, at_high = self.derivative(low), self.derivative(high)
         bottom, top = torch.minimum(at_low, at_high), torch.maximum(at_low, at_high)
-        for point in self.bends:
+        for point in self.inflection_points:
             inside = (low <= point) & (high >= point)
             value = self.derivative(torch.tensor(point, dtype=low.dtype))
             bottom = torch.where(inside, torch.minimum(bottom, value), bottom)
@@ -154,12 +155,12 @@ class Elementwise:
             bottom = torch.where((low == point) & (high > point), bottom.clamp_max(right), bottom)
             top = torch.where((high == point) & (low < point), top.clamp_min(left), top)
             bottom = torch.where((high == point) & (low < point), bottom.clamp_max(left), bottom)
-        return _outwards(bottom, top, exact=bool(self.kinks) and not self.bends)
+        return _outwards(bottom, top, exact=bool(self.kinks) and not self.inflection_points)
 
     @property
     def piecewise_linear(self) -> bool:
         """One kink, at zero, and no curvature: ReLU and LeakyReLU."""
-        return len(self.kinks) == 1 and not self.bends and self.kinks[0][0] == 0.0
+        return len(self.kinks) == 1 and not self.inflection_points and self.kinks[0][0] == 0.0
 
 
 def _outwards(bottom: Tensor, top: Tensor, exact: bool) -> tuple[Tensor, Tensor]:

@@ -14,7 +14,7 @@ from prunus.papers.balanced._energies import bank_cost
 
 _LARGEST = 10**9
 
-_ROUNDING = 1e-12  # accuracy only
+_ROUNDING = 1e-12  # tolerance
 
 
 @claim("B-0")

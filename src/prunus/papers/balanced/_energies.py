@@ -19,7 +19,7 @@ from prunus.formulas import domain, laws, quadrature
 from prunus.formulas.binding import claim, printed
 from prunus.formulas.energy import LARGEST_BANK, bank_excess, magnitude_quantile
 
-_CHUNK = 1 << 18  # accuracy only
+_CHUNK = 1 << 18  # tolerance
 
 
 @claim("B-2b")

@@ -15,7 +15,7 @@ from prunus.formulas.energy import bank_energy, limit_energy
 from prunus.papers.balanced._design import matrix_arguments
 from prunus.papers.balanced._energies import limit_fourth_moment, rank_variances, signed_variance_sum
 
-_SLACK = 1e-9  # accuracy only
+_SLACK = 1e-9  # tolerance
 
 
 @claim("B-1a")

@@ -20,12 +20,12 @@ from prunus.papers.balanced._energies import signed_variance_sum as signed_sum
 from prunus.papers.balanced._outputs import rank_mixture
 
 # The normal density is negligible beyond this many standard deviations.
-_FAR = 12.0  # accuracy only
+_FAR = 12.0  # tolerance
 
 # Above this argument of the exponent a normal density underflows.
-_UNDERFLOW = 39.0  # accuracy only
+_UNDERFLOW = 39.0  # tolerance
 
-_NODES = 24  # accuracy only
+_NODES = 24  # tolerance
 
 _ROOT2 = math.sqrt(2.0)
 
@@ -130,7 +130,7 @@ def _logarithmic(low: float, high: float) -> tuple[np.ndarray, np.ndarray]:
     """Nodes on [low, high] and weights of int g(w) dw/w; empty where low >= high."""
     if low >= high:
         return np.ones(1), np.zeros(1)
-    count = max(2, math.ceil(math.log(high / low))) + 1  # accuracy only
+    count = max(2, math.ceil(math.log(high / low))) + 1  # tolerance
     edges = np.linspace(math.log(low), math.log(high), count)
     panels = [quadrature.panel(a, b, _NODES) for a, b in itertools.pairwise(edges)]
     return np.exp(np.concatenate([x for x, _ in panels])), np.concatenate([w for _, w in panels])

@@ -11,10 +11,10 @@ from prunus.errors import BadInput
 from prunus.formulas import domain
 from prunus.formulas.binding import claim
 
-_CHUNK = 1 << 20  # accuracy only
+_CHUNK = 1 << 20  # tolerance
 
 # Positions whose probability is below exp(-80) times the largest add nothing in double precision.
-_NEGLIGIBLE = -80.0  # accuracy only
+_NEGLIGIBLE = -80.0  # tolerance
 
 
 @claim("B-1b")

@@ -17,9 +17,9 @@ from prunus.formulas.domain import choice, probability, real, whole
 from prunus.formulas.numbers import ceil_near, elementwise, floor_near, rate, reals, stirling, wholes
 from prunus.papers.closeness._loads import balls_needed
 
-_SLACK = 1e-9  # accuracy only
+_SLACK = 1e-9  # tolerance
 
-_CLOSE = {"xtol": 1e-300, "rtol": 1e-14}  # accuracy only
+_CLOSE = {"xtol": 1e-300, "rtol": 1e-14}  # tolerance
 
 
 @claim("P-1")
@@ -169,10 +169,10 @@ def _cap(rows: int, columns: int, sign: float) -> tuple[float, float]:
 def _log_no_repeat(weights: int, count: int) -> float:
     if count > weights:
         return -math.inf
-    if count <= 10_000:  # accuracy only
+    if count <= 10_000:  # tolerance
         return float(np.log1p(-np.arange(float(count)) / weights).sum()) + 0.0
     left = weights - count
-    if left < 16:  # accuracy only
+    if left < 16:  # tolerance
         return math.lgamma(weights + 1.0) - math.lgamma(left + 1.0) - count * math.log(weights)
     # Stirling on both factorials; the leading terms combine to -D rate(-N/D), where a difference would cancel.
     x = count / weights
@@ -205,7 +205,7 @@ def _uniform_threshold(sizes: NDArray[np.float64], widths: NDArray[np.float64], 
 def _normal_threshold(sizes: NDArray[np.float64], widths: NDArray[np.float64], sparsity: float) -> float:
     shares = sizes / sizes.sum()
     root = math.sqrt(2.0)
-    low_half = sparsity <= 0.5  # accuracy only
+    low_half = sparsity <= 0.5  # tolerance
     unit = root * float(special.erfinv(sparsity) if low_half else special.erfcinv(1.0 - sparsity))
 
     def gap(threshold: float) -> float:

@@ -18,11 +18,11 @@ from prunus.formulas.domain import positive, probability, real, whole
 from prunus.formulas.numbers import ceil_near, elementwise, floor_near, rate, stirling
 
 # Below this logarithm a probability is no ordinary float64.
-LOG_TINY = -690.0  # accuracy only
+LOG_TINY = -690.0  # tolerance
 
-_CLOSE = {"xtol": 1e-15, "rtol": 1e-15}  # accuracy only
+_CLOSE = {"xtol": 1e-15, "rtol": 1e-15}  # tolerance
 
-_SLACK = 1e-9  # accuracy only
+_SLACK = 1e-9  # tolerance
 
 
 @claim("P-10a")
@@ -252,14 +252,14 @@ def _log_poisson_upper(mean: float, k: int) -> float:
         return math.log(tail)
     log_first = -mean * rate(k / mean - 1.0) - 0.5 * math.log(2.0 * math.pi * k) - stirling(k)
     # The terms fall at least as fast as (mean/k)^j.
-    terms = 2 + int(45.0 / math.log(k / mean))  # accuracy only
+    terms = 2 + int(45.0 / math.log(k / mean))  # tolerance
     return log_first + math.log1p(float(np.exp(np.cumsum(np.log(mean / (k + np.arange(1.0, terms))))).sum()))
 
 
 def _log_poisson_below(mean: float, limit: int) -> float:
     """log P(Poisson(mean) <= limit), precise near 0 and where the probability underflows."""
     above = float(special.gammainc(limit + 1.0, mean))
-    if above < 0.5:  # accuracy only
+    if above < 0.5:  # tolerance
         return math.log1p(-above)
     loads = np.arange(limit + 1.0)
     return float(special.logsumexp(loads * math.log(mean) - special.gammaln(loads + 1.0))) - mean
@@ -293,7 +293,7 @@ def _loads_below(bins: int, count: int, limit: int) -> float:
     log_mean = float(optimize.brentq(lambda x: law(x) @ loads - target, low - _SLACK, high))
     pmf, mean = law(log_mean), math.exp(log_mean)
     spread = math.sqrt(bins * float(pmf @ (loads - target) ** 2))
-    enough = max(64.0 * spread, 64.0 * limit, 4096.0)  # accuracy only
+    enough = max(64.0 * spread, 64.0 * limit, 4096.0)  # tolerance
     size = int(min(limit * bins + 1, enough))
     phase = np.exp(-2j * np.pi * ((count * np.arange(size)) % size) / size)
     spectrum = np.fft.fft(pmf, size)

@@ -19,9 +19,9 @@ from prunus.formulas.closeness import layer_slopes
 from prunus.formulas.domain import delta_in, positive, probability, real, whole
 from prunus.formulas.numbers import ceil_near, elementwise, excess_power, per_layer, power, reals
 
-_ROUNDING = 1e-6  # accuracy only
+_ROUNDING = 1e-6  # tolerance
 
-_CLOSE = {"xtol": 1e-300, "rtol": 1e-15}  # accuracy only
+_CLOSE = {"xtol": 1e-300, "rtol": 1e-15}  # tolerance
 
 
 @claim("P-14b")

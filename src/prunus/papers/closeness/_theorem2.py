@@ -21,7 +21,7 @@ from prunus.papers.closeness._loads import load_union
 from prunus.papers.closeness._norms import series_norm_quantile
 from prunus.papers.closeness._recursion import equal_norm_error
 
-_ROUNDING = 1e-15  # accuracy only
+_ROUNDING = 1e-15  # tolerance
 
 
 @claim("P-17a")

@@ -20,7 +20,7 @@ from prunus.formulas.domain import positive, probability, real, whole
 from prunus.formulas.numbers import elementwise, excess_power, fourth_moment, power, reals, wholes
 from prunus.papers.closeness._counts import cube_radius, theorem3_exponent_cap
 
-_ROUNDING = 1e-12  # accuracy only
+_ROUNDING = 1e-12  # tolerance
 
 
 @claim("P-20")

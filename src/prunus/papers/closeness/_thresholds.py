@@ -22,15 +22,15 @@ Array = NDArray[np.float64]
 
 # An integrand DROP nats below its peak is nothing in float64; left of the logit TAIL every quantile function here is
 # linear in u, to full precision.
-DROP = 60.0  # accuracy only
+DROP = 60.0  # tolerance
 
-TAIL = -60.0  # accuracy only
+TAIL = -60.0  # tolerance
 
-BISECTIONS = 30  # accuracy only
+BISECTIONS = 30  # tolerance
 
-ORDER, COARSE_ORDER = 16, 10  # accuracy only
+ORDER, COARSE_ORDER = 16, 10  # tolerance
 
-PANELS = 20  # accuracy only
+PANELS = 20  # tolerance
 
 MOST_POWER = 1e4  # nodes of the integrals grow with the power
 LAWS = ("normal", "uniform", "laplace")
@@ -219,7 +219,7 @@ def _relative_logs(u: Array, log_u: Array, log_v: Array, centre: float) -> tuple
     Taken separately they would carry independent rounding errors, which the density multiplies by n.
     """
     shift = u - centre
-    near = np.abs(shift) < 0.5 * min(centre, 1.0 - centre)  # accuracy only
+    near = np.abs(shift) < 0.5 * min(centre, 1.0 - centre)  # tolerance
     safe = np.where(near, shift, 0.0)
     left = np.where(near, np.log1p(safe / centre), log_u - math.log(centre))
     right = np.where(near, np.log1p(-safe / (1.0 - centre)), log_v - math.log1p(-centre))
@@ -237,7 +237,7 @@ def _logit_nodes(n: int, r: int, power: float) -> tuple[Array, Array, float]:
         widths.append(width)
         bounds += [centre - _reach(low, high, -width, power), centre + _reach(low, high, width, power)]
     left, right = min(bounds), max(bounds)
-    longest = min(4.0, 3.0 * min(widths))  # accuracy only
+    longest = min(4.0, 3.0 * min(widths))  # tolerance
     nodes, weights = _panels(np.linspace(max(left, TAIL), right, 2 + int((right - left) / longest)))
     return nodes, weights, left
 
@@ -246,11 +246,11 @@ def _reach(low: float, high: float, step: float, power: float) -> float:
     """Distance from the mode of u^low (1-u)^high (in the logit) at which it has fallen far enough."""
     centre = math.log(low / high)
     top = low * -np.logaddexp(0.0, -centre) + high * -np.logaddexp(0.0, centre)
-    drop = DROP + 3.0 * abs(power)  # accuracy only
+    drop = DROP + 3.0 * abs(power)  # tolerance
     while top - (low * -np.logaddexp(0.0, -centre - step) + high * -np.logaddexp(0.0, centre + step)) < drop:
         if centre + step < TAIL:
             break
-        step *= 1.3  # accuracy only
+        step *= 1.3  # tolerance
     return abs(step)
 
 
@@ -265,9 +265,9 @@ def _panels(edges: Array, order: int = ORDER) -> tuple[Array, Array]:
 def _common_nodes(ratio: float) -> tuple[Array, Array]:
     """Nodes for the common factor z_0 >= 0 (the law is symmetric): fine where ratio*z_0 is of order one."""
     edges = [0.0]
-    while edges[-1] < 9.5:  # accuracy only
+    while edges[-1] < 9.5:  # tolerance
         reached = ratio * edges[-1]
-        edges.append(edges[-1] + min(1.0, max(0.75, 0.5 * (reached - 8.0)) / ratio))  # accuracy only
+        edges.append(edges[-1] + min(1.0, max(0.75, 0.5 * (reached - 8.0)) / ratio))  # tolerance
     return _panels(np.array(edges), order=COARSE_ORDER)
 
 
@@ -292,7 +292,7 @@ def _folded_logs(m: Array, size: Array) -> tuple[Array, Array]:
     """log P(|m+z| <= size) and log P(|m+z| > size), m >= 0, without cancellation or underflow."""
     outer, inner = special.log_ndtr(size - m), special.log_ndtr(-size - m)
     # Small sizes: 2 size phi(m) (1 + (m^2-1) size^2/6 + ...), where the difference of the two would lose its digits.
-    small = size * np.maximum(1.0, m) < 1e-3  # accuracy only
+    small = size * np.maximum(1.0, m) < 1e-3  # tolerance
     gap = np.where(small, -1.0, inner - outer)
     correction = np.where(small, (m**2 - 1.0) * size**2 / 6.0, 0.0)
     series = np.log(2.0 * size) - m**2 / 2.0 - 0.5 * math.log(2.0 * math.pi) + np.log1p(correction)
@@ -310,8 +310,8 @@ def _logit_bound(n: int, r: int, side: float) -> float:
 def _folded_root(m: Array, logit: Array) -> Array:
     """log of the size with P(|m+z| <= size) = 1/(1+exp(-logit)), roughly: it only places the panels' edges."""
     m, logit = np.broadcast_arrays(m, logit)
-    low = np.full_like(m, -100.0)  # accuracy only
-    high = np.log(m + 40.0)  # accuracy only
+    low = np.full_like(m, -100.0)  # tolerance
+    high = np.log(m + 40.0)  # tolerance
     for _ in range(BISECTIONS):
         middle = (low + high) / 2.0
         lower, upper = _folded_logs(m, np.exp(middle))

@@ -27,7 +27,7 @@ from prunus.papers.closeness._theorem2 import (
 )
 from prunus.papers.closeness._theorem3 import theorem3_error, theorem3_probability
 
-_ROUNDING = 1e-12  # accuracy only
+_ROUNDING = 1e-12  # tolerance
 
 NEGLIGIBLE = 1e-3  # a statement about fewer weights than this fraction helps nobody
 
@@ -179,7 +179,7 @@ def _least_width(law: WeightLaw, layers: int, error: float, failure: float) -> i
     def speaks(d: int) -> bool:
         return theorem1_prime_pruned(d, layers, error, failure, law.spread)["pruned"] >= 1
 
-    low, high = 1, 2  # accuracy only
+    low, high = 1, 2  # tolerance
     while not speaks(high):
         low, high = high, 2 * high
     while high - low > 1:

@@ -9,9 +9,9 @@ import numpy as np
 from prunus.formulas import domain
 from prunus.formulas.binding import claim
 
-_STEP = 1 / 32  # accuracy only
+_STEP = 1 / 32  # tolerance
 
-_REACH = 4  # accuracy only
+_REACH = 4  # tolerance
 
 
 @claim("I-9g")

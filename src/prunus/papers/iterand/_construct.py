@@ -26,13 +26,13 @@ from prunus.papers.iterand._windows import coordinate_law, log_miss, overlap
 Array = NDArray[np.float64]
 
 # Limits on memory and time, and how many random points stand for the vertices where those are too many to list.
-_MOST_DRAWS = 200_000_000  # accuracy only
+_MOST_DRAWS = 200_000_000  # tolerance
 
-_MOST_VERTICES = 20_000  # accuracy only
+_MOST_VERTICES = 20_000  # tolerance
 
-_TRIED = 2000  # accuracy only
+_TRIED = 2000  # tolerance
 
-_ROUNDS = 64  # accuracy only
+_ROUNDS = 64  # tolerance
 
 
 @dataclass(frozen=True, eq=False)

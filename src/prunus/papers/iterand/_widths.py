@@ -119,7 +119,7 @@ def minimal_resamples(error: float, delta: float, half: int = 1) -> dict[str, An
     neuron = math.exp(math.log(one_sign) / half)
     neuron_hit = -math.expm1(math.log(one_sign) / half)
     guess = math.log(neuron / (1 + math.sqrt(neuron_hit))) / math.log1p(-error / 4)
-    resamples = max(1, math.floor(guess) - 1)  # accuracy only
+    resamples = max(1, math.floor(guess) - 1)  # tolerance
     while (failure := resampled_failure(error, half, resamples)["failure"]) > delta:
         resamples += 1
     return {"resamples": resamples, "failure": failure}
@@ -214,7 +214,7 @@ def layer_success(layers: int, inputs: int, outputs: int, error: float, resample
         near = 2 * inputs * max(1, round(width / (2 * inputs)))
         raise BadInput(f"width must be a multiple of 2 inputs = {2 * inputs}, got {width}: the nearest is {near}.")
     success, failure = _law(window, resamples, width // (2 * inputs), outputs)
-    small = failure < 0.5  # accuracy only
+    small = failure < 0.5  # tolerance
     whole = math.exp(2 * inputs * math.log1p(-failure)) if small else success ** (2 * inputs)
     return {"coordinate": success, "success": whole}
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 import numpy as np
 
 # Standard deviations, and ten more counts each, after which a binomial sum is cut.
-_CUT = 40  # accuracy only
+_CUT = 40  # tolerance
 
 
 def log_miss(window: float, resamples: int) -> float:
@@ -25,7 +25,7 @@ def pair_exponent(window_u: float, window_v: float, resamples: int) -> float:
     """-ln(1 - s_u s_v): exponent, per neuron, of the chance that no neuron has both a u and a v in their windows."""
     miss_u, miss_v = math.exp(log_miss(window_u, resamples)), math.exp(log_miss(window_v, resamples))
     both = math.expm1(log_miss(window_u, resamples)) * math.expm1(log_miss(window_v, resamples))
-    if both < 0.5:  # accuracy only
+    if both < 0.5:  # tolerance
         return -math.log1p(-both)
     # 1 - s_u s_v = miss_u + miss_v - miss_u miss_v, a sum of small numbers when s is near 1.
     rest = miss_u + miss_v - miss_u * miss_v
@@ -61,7 +61,7 @@ def _binomial(n: int, miss: float) -> tuple[np.ndarray, np.ndarray]:
     if math.exp(miss) == 0 or p == 0:
         return np.array([n if p else 0]), np.array([1.0])
     mode = min(n, int((n + 1) * p))
-    reach = int(_CUT * (math.sqrt(n * p * math.exp(miss)) + 10))  # accuracy only
+    reach = int(_CUT * (math.sqrt(n * p * math.exp(miss)) + 10))  # tolerance
     low, high = max(0, mode - reach), min(n, mode + reach)
     log_odds = math.log(p) - miss
     up = np.arange(mode, high, dtype=np.float64)

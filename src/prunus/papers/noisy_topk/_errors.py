@@ -135,7 +135,7 @@ def best_k(variance: float, sigma: float = 1.0) -> dict[str, float]:
 
 def threshold_for_kept(k: float) -> float:
     """Magnitude passed by a share k of normal coordinates, from the shorter side."""
-    shorter = k <= 0.5  # accuracy only
+    shorter = k <= 0.5  # tolerance
     return float(_NORMAL.tail_quantile(k) if shorter else _NORMAL.quantile(1.0 - k))
 
 

@@ -16,7 +16,7 @@ from prunus.formulas.binding import claim
 from prunus.formulas.swap_privacy import theta_for_local_epsilon
 from prunus.formulas.two_level import HUGE, checked_law, overlaps, sums_from_above
 
-_CLOSE = {"xtol": 1e-16, "rtol": 1e-14}  # accuracy only
+_CLOSE = {"xtol": 1e-16, "rtol": 1e-14}  # tolerance
 
 
 @claim("N-9a")

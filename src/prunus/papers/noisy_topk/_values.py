@@ -9,7 +9,7 @@ from scipy import optimize, special
 from prunus.formulas import domain
 from prunus.formulas.binding import claim
 
-_LOG_OF_NOTHING = -1e6  # accuracy only
+_LOG_OF_NOTHING = -1e6  # tolerance
 
 _ROOT2 = math.sqrt(2.0)
 
@@ -40,7 +40,7 @@ def gaussian_sigma(epsilon: float, delta: float, sensitivity: float = 1.0) -> di
         low -= 1.0
     while gap(high) > 0.0:
         high += 1.0
-    root = float(optimize.brentq(gap, low, high, xtol=1e-15, rtol=1e-14))  # accuracy only
+    root = float(optimize.brentq(gap, low, high, xtol=1e-15, rtol=1e-14))  # tolerance
     return {"sigma": sensitivity * math.exp(root), "classical": sensitivity * classical}
 
 
@@ -54,7 +54,7 @@ def gaussian_delta(epsilon: float, sigma: float, sensitivity: float = 1.0) -> fl
     epsilon = domain.real("epsilon", epsilon, 0.0)
     ratio = domain.positive("sensitivity", sensitivity) / domain.positive("sigma", sigma)
     a, b = 0.5 * ratio - epsilon / ratio, -0.5 * ratio - epsilon / ratio
-    if a > 0.0:  # accuracy only
+    if a > 0.0:  # tolerance
         return float(special.ndtr(a)) - math.exp(epsilon + float(special.log_ndtr(b)))
     mills = float(special.erfcx(-a / _ROOT2)) - float(special.erfcx(-b / _ROOT2))
     return 0.5 * math.exp(-0.5 * a * a) * mills

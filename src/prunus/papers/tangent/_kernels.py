@@ -24,9 +24,9 @@ Array = NDArray[np.float64]
 
 # How far a correlation or angle may lie outside and still count as rounding in single precision.
 MOST_LAYERS = 100_000  # one step of a recursion for each
-_ROUNDING = 1e-6  # accuracy only
+_ROUNDING = 1e-6  # tolerance
 
-_CHUNK = 1 << 15  # accuracy only
+_CHUNK = 1 << 15  # tolerance
 
 _LARGEST_ENUMERATION = 20
 
@@ -277,7 +277,7 @@ def _sine_excess(angle: Array) -> Array:
     for divisor in (130, 88, 54, 28, 10):  # 2 k (2 k + 3), from the last term kept to the first
         series = 1 - square / divisor * series
     series = angle * square / 3 * series
-    small = angle < 0.5  # accuracy only
+    small = angle < 0.5  # tolerance
     return np.where(small, series, np.sin(angle) - angle * np.cos(angle))
 
 

@@ -21,7 +21,7 @@ from prunus.papers.tangent._kernels import MOST_LAYERS
 
 Array = NDArray[np.float64]
 
-_RANK_CUT = 1e-12  # accuracy only
+_RANK_CUT = 1e-12  # tolerance
 
 
 @dataclass(frozen=True)

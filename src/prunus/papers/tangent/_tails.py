@@ -14,9 +14,9 @@ from prunus.formulas import domain
 from prunus.formulas.binding import claim, printed
 from prunus.formulas.tangent import decimal
 
-_ROUNDING = 1e-9  # accuracy only
+_ROUNDING = 1e-9  # tolerance
 
-_TERMS = 14  # accuracy only
+_TERMS = 14  # tolerance
 
 
 @claim("K-11a")
@@ -49,7 +49,7 @@ def hoeffding_deviation_bound(probability: float, count: int, deviation: float) 
 def poisson_exponent(deviation: float) -> float:
     """K-11d: (1 + eps) ln(1 + eps) - eps, about eps^2 / 2, free of cancellation for small eps."""
     eps = domain.real("deviation", deviation, 0.0)
-    if eps > 0.05:  # accuracy only
+    if eps > 0.05:  # tolerance
         return (1 + eps) * math.log1p(eps) - eps
     # sum over k >= 2 of (-eps)^k / (k (k - 1)); twelve terms leave less than 1e-17 of the first.
     return sum((-eps) ** k / (k * (k - 1)) for k in range(_TERMS, 1, -1))
