@@ -93,8 +93,8 @@ class Join:
 class Elementwise:
     """A scalar function applied to every entry.
 
-    On an interval, the function takes its extremes at the ends or at `critical_points`, the derivative at the ends or at
-    `inflection_points`.
+    On an interval, the function takes its extremes at the ends or at `critical_points`, the derivative at the ends
+    or at `inflection_points`.
 
     Attributes:
         kind: A name, equal in both networks.
