@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from prunus.study.groups import Group, Mean
+from prunus.study.groups import SeedGroup, Mean
 
 NARROW = "\u00a0"
 """A space where no line may break."""
@@ -37,7 +37,7 @@ class Metric:
             return f"{100 * mean.value:.1f}{NARROW}±{NARROW}{100 * mean.deviation:.1f}{NARROW}%"
         return f"{self.show(mean.value)}{NARROW}±{NARROW}{self.show(mean.deviation)}"
 
-    def lost(self, group: Group) -> float | None:
+    def lost(self, group: SeedGroup) -> float | None:
         """How much worse than dense; for perplexity as a part of the dense one."""
         now, before = group.mean("quality"), group.mean("quality_dense")
         if now is None or before is None:
@@ -48,7 +48,7 @@ class Metric:
         return f"{100 * lost:.1f}{NARROW}%" if self.lower else f"{100 * lost:.1f}" if self.percent else f"{lost:.3f}"
 
 
-def metric_of(group: Group) -> Metric:
+def metric_of(group: SeedGroup) -> Metric:
     """The metric a group was judged by."""
     name = group.metric
     if name == "accuracy":

@@ -87,21 +87,21 @@ class _Engine(nn.Module):
 def _quantised(model: nn.Module, example: Tensor | Mapping[str, Tensor]) -> Any:
     from onnxruntime.quantization import QuantFormat, QuantType, quantize_dynamic, quantize_static
 
-    from prunus.sparse._peers import _quiet, _saturates, _session
+    from prunus.sparse._peers import open_session, quiet, saturates
 
     named = () if isinstance(example, Tensor) else tuple(example)
     inputs = (example,) if isinstance(example, Tensor) else tuple(example.values())
-    kinds: dict[str, Any] = {"weight_type": QuantType.QInt8, "per_channel": True, "reduce_range": _saturates()}
-    with tempfile.TemporaryDirectory() as folder, _quiet():
+    kinds: dict[str, Any] = {"weight_type": QuantType.QInt8, "per_channel": True, "reduce_range": saturates()}
+    with tempfile.TemporaryDirectory() as folder, quiet():
         plain, made = Path(folder) / "plain.onnx", Path(folder) / "int8.onnx"
         _export(_Plain(model, named).eval(), inputs, plain)
         if any(isinstance(module, nn.Conv2d) for module in model.modules()):
             kinds["activation_type"] = QuantType.QUInt8
-            reader = _Reader(_session(plain), inputs)
+            reader = _Reader(open_session(plain), inputs)
             quantize_static(plain, made, reader, quant_format=QuantFormat.QDQ, **kinds)
         else:
             quantize_dynamic(plain, made, **kinds)
-        return _session(made)
+        return open_session(made)
 
 
 def _export(model: nn.Module, inputs: tuple[Tensor, ...], path: Path) -> None:

@@ -42,7 +42,7 @@ def find_peers(model: nn.Module, inputs: tuple[Tensor, ...], kinds: tuple[str, .
         {'int8, torch': torch.Size([2, 8])}
     """
     found: dict[str, Run] = {}
-    with tempfile.TemporaryDirectory() as folder, _quiet():
+    with tempfile.TemporaryDirectory() as folder, quiet():
         files = _Files(model, inputs, Path(folder))
         makers: dict[str, tuple[str, Callable[[], Run]]] = {
             "onnx": ("dense, ONNX Runtime", lambda: _onnx_session(files.plain(), inputs)),
@@ -67,7 +67,7 @@ def find_peers(model: nn.Module, inputs: tuple[Tensor, ...], kinds: tuple[str, .
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     root = logging.getLogger()
     before = root.manager.disable
     logging.disable(logging.WARNING)
@@ -120,7 +120,7 @@ class _Files:
 
         path = self.folder / "dynamic.onnx"
         if not path.exists():
-            kinds = {"weight_type": QuantType.QInt8, "per_channel": True, "reduce_range": _saturates()}
+            kinds = {"weight_type": QuantType.QInt8, "per_channel": True, "reduce_range": saturates()}
             quantize_dynamic(self._unshaped(), path, **kinds)
         return path
 
@@ -138,19 +138,19 @@ class _Files:
 
         kinds = {"activation_type": QuantType.QUInt8, "weight_type": QuantType.QInt8, "per_channel": True}
         quantize_static(
-            self._prepared(), path, Reader(), quant_format=QuantFormat.QDQ, reduce_range=_saturates(), **kinds
+            self._prepared(), path, Reader(), quant_format=QuantFormat.QDQ, reduce_range=saturates(), **kinds
         )
         return path
 
 
-def _saturates() -> bool:
+def saturates() -> bool:
     """Whether this processor's int8 products overflow 16 bits unless weights are kept to seven: x86 without VNNI."""
     from prunus.sparse._packed import kernels
 
     return kernels() is None or not kernels().integers().endswith("vnni")
 
 
-def _session(path: Path) -> Any:
+def open_session(path: Path) -> Any:
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -161,12 +161,12 @@ def _session(path: Path) -> Any:
 
 
 def _feed(path: Path, inputs: tuple[Tensor, ...]) -> dict[str, Any]:
-    return {one.name: x.numpy() for one, x in zip(_session(path).get_inputs(), inputs)}
+    return {one.name: x.numpy() for one, x in zip(open_session(path).get_inputs(), inputs)}
 
 
 def _onnx_session(path: Path, inputs: tuple[Tensor, ...]) -> Run:
     """Inputs and outputs bound once, so that nothing is copied but by the engine itself."""
-    session = _session(path)
+    session = open_session(path)
     binding = session.io_binding()
     for one, x in zip(session.get_inputs(), inputs):
         binding.bind_cpu_input(one.name, x.contiguous().numpy())
