@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from prunus.study.groups import SeedGroup, Mean
+from prunus.study.groups import Mean, SeedGroup
 
 NARROW = "\u00a0"
 """A space where no line may break."""
