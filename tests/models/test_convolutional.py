@@ -31,3 +31,9 @@ def test_vgg_depths_and_widths() -> None:
         plain = make("vgg11:norm=false")
     assert not [m for m in plain.modules() if isinstance(m, nn.BatchNorm2d)]
     assert all(m.bias is not None for m in plain.modules() if isinstance(m, nn.Conv2d))
+
+
+def test_the_tanh_network_has_the_published_size() -> None:
+    model = make("tanh-cnn", seed=0)
+    assert sum(p.numel() for p in model.parameters()) == 26_010
+    assert model(torch.zeros(2, 1, 28, 28)).shape == (2, 10)

@@ -189,6 +189,54 @@ def test_warm_up_masks_come_from_noisy_gradients_and_stay() -> None:
     assert all(torch.equal(a, b) for a, b in zip(held[3], held[5]))
 
 
+def test_warm_up_by_squares_is_the_order_of_tp_topk() -> None:
+    """The noise floor that TP-TopK takes off is one number for all coordinates, so it changes no order."""
+    private = _private(WarmUp(steps=4, k=0.2, by="squares"), noise=0.5)
+    inputs, labels = next(iter(private.loader))
+    squares = torch.zeros(123)
+    for _ in range(4):
+        _step(private, inputs, labels)
+        squares += torch.cat([p.grad.reshape(-1) for p in private.model.parameters()]).square()
+    _step(private, inputs, labels)
+    score = squares / 4 - (0.5 * 0.1 / 8) ** 2
+    expected = torch.zeros(123, dtype=torch.bool)
+    expected[score.topk(round(0.2 * 123)).indices] = True
+    assert torch.equal(torch.cat([mask.reshape(-1) for mask in private.optimizer.last_masks]), expected)
+    with pytest.raises(BadInput, match="ranking of a warm-up"):
+        WarmUp(3, 0.2, by="cubes")
+
+
+@pytest.mark.parametrize("mech", ["dense", "random", WarmUp(steps=1, k=0.3)], ids=str)
+def test_split_batches_are_one_step(mech) -> None:
+    """With a BatchMemoryManager the same noise gives the same weights, and the budget is charged once a batch."""
+    from opacus.utils.batch_memory_manager import BatchMemoryManager
+
+    ends = []
+    for size in (8, 3):
+        private = _private(mech, noise=1.3, keep=0.4 if mech == "random" else None)
+        with BatchMemoryManager(
+            data_loader=private.loader, max_physical_batch_size=size, optimizer=private.optimizer
+        ) as loader:
+            for inputs, labels in loader:
+                assert len(inputs) <= size
+                _step(private, inputs, labels)
+        assert private.optimizer.steps_done == 5
+        assert sum(private.optimizer.meter.accountant.releases.values()) == 5
+        ends.append([p.detach().clone() for p in private.model.parameters()])
+    assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(*ends))
+
+
+def test_a_choice_that_looks_at_the_batch_refuses_its_parts() -> None:
+    from opacus.utils.batch_memory_manager import BatchMemoryManager
+
+    private = _private(NoisyTopK(0.3, 1.0))
+    manager = BatchMemoryManager(data_loader=private.loader, max_physical_batch_size=3, optimizer=private.optimizer)
+    with manager as loader, pytest.raises(BadInput, match="cannot be split"):
+        for inputs, labels in loader:
+            _step(private, inputs, labels)
+    assert private.optimizer.steps_done == 0
+
+
 def test_fixed_masks_hold() -> None:
     model = _parts()[0]
     masks = Masks({"0.weight": torch.rand(12, 6) < 0.5})

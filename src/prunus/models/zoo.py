@@ -16,7 +16,7 @@ from prunus._by_path import describe as describe_error
 from prunus._by_path import import_object, is_import_path
 from prunus.errors import BadInput, UnknownName
 from prunus.models import cifar_resnet, fc, hf, recurrent, resnet
-from prunus.models.convolutional import Conv6, vgg11, vgg16
+from prunus.models.convolutional import Conv6, TanhCNN, vgg11, vgg16
 from prunus.models.init import initialise
 from prunus.models.lenet import LeNet5
 from prunus.models.weights import load_weights
@@ -62,6 +62,7 @@ _ENTRIES = (
     Entry("fc-5x1024", _fixed("784-1024-1024-1024-1024-1024-10"), "784, five hidden layers of 1024, 10", _GREY, 10),
     Entry("fc-2x2048", _fixed("784-2048-2048-10"), "784, two hidden layers of 2048, 10", _GREY, 10),
     Entry("lenet5", LeNet5, "LeNet-5 for MNIST, resized to 32x32 inside", _GREY, 10),
+    Entry("tanh-cnn", TanhCNN, "two convolutions with tanh, for private training on MNIST", _GREY, 10),
     Entry("conv6", Conv6, "six convolutions and three linear layers", _IMAGE, 10),
     Entry("vgg11", vgg11, "VGG-11 for 32x32 images", _IMAGE, 10),
     Entry("vgg16", vgg16, "VGG-16 for 32x32 images", _IMAGE, 10),

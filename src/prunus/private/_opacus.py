@@ -24,6 +24,7 @@ class MaskedOptimizer(DPOptimizer):
         self.policy, self.keep, self.meter = policy, keep, meter
         self.steps_done = 0
         self.last_masks: list[Tensor] | None = None
+        self._in_batch = False  # between the parts of a batch that a BatchMemoryManager has split
 
     @property
     def epsilon(self) -> float:
@@ -41,23 +42,31 @@ class MaskedOptimizer(DPOptimizer):
         return Release(index, self.noise_multiplier, self.sampling)
 
     def pre_step(self, closure: Any = None) -> Any:
-        if self._step_skip_queue:
-            raise BadInput("Masks are drawn from the whole batch: batches cannot be split; use smaller ones.")
-        # Spent before anything is looked at: a refused step has revealed nothing.
-        self.meter.spend(self.next_release())
-        self._mask_examples()
-        result = super().pre_step(closure)
-        self.policy.after([p.grad for p in self.params if p.grad is not None], self.steps_done)
-        self.steps_done += 1
-        return result
+        if self._step_skip_queue and self.policy.looks:
+            raise BadInput(
+                "This choice of coordinates looks at the whole batch, so batches cannot be split: use smaller ones, or "
+                "'dense', 'random', masks or a WarmUp."
+            )
+        if not self._in_batch:
+            # Spent before anything is looked at: a refused step has revealed nothing. Once for a split batch.
+            self.meter.spend(self.next_release())
+        self._mask_examples(draw=not self._in_batch)
+        stepped = super().pre_step(closure)
+        self._in_batch = not stepped
+        if stepped:
+            self.policy.after([p.grad for p in self.params if p.grad is not None], self.steps_done)
+            self.steps_done += 1
+        return stepped
 
-    def _mask_examples(self) -> None:
+    def _mask_examples(self, draw: bool) -> None:
+        """Mask the per-example gradients; the parts of a split batch share the masks that its first part drew."""
         samples = self.grad_samples
         with torch.no_grad():
-            mean = [p.detach() for p in self.params]
-            if self.policy.looks:
-                mean = [sample.sum(dim=0) / (self.expected_batch_size or 1) for sample in samples]
-            self.last_masks = self.policy.masks(mean, self.keep(self.steps_done), self.steps_done)
+            if draw:
+                mean = [p.detach() for p in self.params]
+                if self.policy.looks:
+                    mean = [sample.sum(dim=0) / (self.expected_batch_size or 1) for sample in samples]
+                self.last_masks = self.policy.masks(mean, self.keep(self.steps_done), self.steps_done)
             if self.last_masks is not None:
                 for parameter, sample, mask in zip(self.params, samples, self.last_masks):
                     # In place: per-example gradients are the largest thing in memory.

@@ -50,21 +50,27 @@ class Falling:
 
 @dataclass(frozen=True)
 class WarmUp:
-    """Dense private steps first; then the largest coordinates of their summed noisy gradients, for good.
+    """Dense private steps first; then the coordinates with the most of their noisy gradients, for good.
 
     Noisy gradients are private already, so choosing from them costs nothing more.
 
+    by: "sum" ranks by the magnitude of the summed gradients; "squares" by the sum of their squares, as TP-TopK does
+        (Zhang and Xie 2026; the noise floor it takes off is the same for all coordinates and changes no order).
+
     Example:
         >>> prunus.private.WarmUp(steps=100, k=0.1)
-        WarmUp(steps=100, k=0.1)
+        WarmUp(steps=100, k=0.1, by='sum')
     """
 
     steps: int
     k: float
+    by: str = "sum"
 
     def __post_init__(self) -> None:
         if self.steps < 1 or not 0.0 < self.k <= 1.0:
             raise BadInput(f"A warm-up needs at least one step and k in (0, 1], got {self.steps} and {self.k}.")
+        if self.by not in ("sum", "squares"):
+            raise UnknownName("ranking of a warm-up", self.by, ("sum", "squares"))
 
 
 class Policy:
@@ -168,9 +174,9 @@ class Warmed(Policy):
     def after(self, noisy: Sequence[Tensor], step: int) -> None:
         if self._held is not None:
             return
-        self._sum = (
-            [part.detach().clone() for part in noisy] if step == 0 else [a + b for a, b in zip(self._sum, noisy)]
-        )
+        squares = self.plan.by == "squares"
+        seen = [part.detach().square() if squares else part.detach().clone() for part in noisy]
+        self._sum = seen if step == 0 else [a + b for a, b in zip(self._sum, seen)]
         if step + 1 >= self.plan.steps:
             d = sum(part.numel() for part in self._sum)
             self._held = drop_smallest(self._sum, d - max(round(self.plan.k * d), 1), absolute=True)

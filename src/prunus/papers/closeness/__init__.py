@@ -39,6 +39,12 @@ from prunus.papers.closeness._counts import (
     theorem3_exponent_cap,
     without_replacement_failure,
 )
+from prunus.papers.closeness._extensions import (
+    correlated_norm_mean,
+    correlated_rows_norm,
+    pruned_filters_norm_mean,
+    pruned_norm_mean,
+)
 from prunus.papers.closeness._loads import (
     balls_needed,
     binomial_tail_bound,
@@ -183,7 +189,9 @@ __all__ = [
     "convex_order_gap",
     "convolution_norm_order",
     "convolution_norm_order_printed",
+    "correlated_norm_mean",
     "correlated_order_moment",
+    "correlated_rows_norm",
     "cross_entropy_change",
     "cube_radius",
     "difference_mean_explicit",
@@ -241,8 +249,10 @@ __all__ = [
     "pruned_entry_correlation",
     "pruned_entry_moments",
     "pruned_entry_moments_printed",
+    "pruned_filters_norm_mean",
     "pruned_from_density",
     "pruned_from_density_printed",
+    "pruned_norm_mean",
     "pruned_threshold_mean",
     "pruned_weights",
     "rademacher_row_ratio",
