@@ -34,6 +34,8 @@ def test_a_smaller_model_and_its_masks_are_written(
         ("shrink fc:64-48-10 --score tailor", "did you mean 'taylor'"),
         ("shrink fc:64-48-10 --exclude layer.7", "matches no layer"),
         ("shrink fc:64-48-10 --input 3xx", "not a shape"),
+        ("shrink fc:64-48-10 --distil 1ep", "needs --data"),
+        ("shrink fc:64-48-10 --depth", "no residual block"),
     ],
 )
 def test_bad_input_exits_with_two(command: str, text: str, capsys: pytest.CaptureFixture[str]) -> None:

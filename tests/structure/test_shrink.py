@@ -192,3 +192,126 @@ def test_a_file_of_another_model_is_refused(tmp_path: Path) -> None:
     (tmp_path / "two.safetensors").write_bytes(b"nothing")
     with pytest.raises(prunus.BadFile):
         load(tmp_path / "two.safetensors", prunus.models.make("lenet5"))
+
+
+def test_whole_blocks_leave_by_the_change_of_the_output(tmp_path: Path) -> None:
+    model = prunus.models.make("resnet20", seed=0).eval()
+    torch.manual_seed(0)
+    for block in (model.layer1[1], model.layer3[2]):
+        block.bn2.weight.data.zero_()  # these two do next to nothing
+        block.bn2.bias.data.zero_()
+    example = torch.randn(4, 3, 32, 32)
+    removal = find_removal(model, 0.75, example=example, depth=True)
+    small = removal.apply()
+    assert set(removal.blocks) == {"layer1.1", "layer3.2"}
+    assert 0.7 < removal.share <= 0.75
+    assert len(small.layer1) == len(small.layer3) == 2
+    assert len(model.layer1) == 3
+    assert {row.kind for row in removal.rows} == {"block", "channels"}
+    masked = removal.masks.apply_(copy.deepcopy(model))
+    with torch.no_grad():
+        assert gap(small(example), masked(example)) < 1e-4  # the blocks that left did nothing
+    save(small, tmp_path / "small.safetensors")
+    again = load(tmp_path / "small.safetensors", prunus.models.make("resnet20")).eval()
+    with torch.no_grad():
+        assert torch.equal(again(example), small(example))
+    with pytest.raises(prunus.BadInput, match="another model"):
+        other = prunus.models.make("vgg11:width=0.25")
+        load(tmp_path / "small.safetensors", other)
+    history = prunus.training.distil(small, model, torch.randn(8, 3, 32, 32), "2it")
+    assert history[-1].loss >= 0
+    only = find_removal(model, 0.8, example=example, depth=True, exclude="*")
+    assert {row.kind for row in only.rows} == {"block"}
+    assert only.share <= 0.8
+
+
+def test_a_network_without_residual_blocks_has_none_to_remove() -> None:
+    with pytest.raises(prunus.BadInput, match="no residual block"):
+        prunus.shrink(prunus.models.make("fc:8-8-8-8", seed=0).eval(), 0.5, example=torch.randn(2, 8), depth=True)
+
+
+def test_time_is_a_measure_too() -> None:
+    model = prunus.models.make("fc:256-1024-1024-10", seed=0).eval()
+    removal = find_removal(model, 0.6, example=torch.randn(16, 256), measure="time", multiple=16)
+    assert removal.share <= 0.6
+    assert count(removal.apply()) < 0.9 * count(model)
+    assert all(row.after % 16 == 0 for row in removal.rows)
+    with pytest.raises(prunus.BadInput, match="need one number"):
+        prunus.shrink(model, {"layers.0": 0.5}, example=torch.randn(16, 256), measure="time")
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+@pytest.mark.parametrize("bidirectional", [False, True])
+def test_units_of_recurrent_layers_leave(kind: type[nn.RNNBase], bidirectional: bool) -> None:
+    class Tagger(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.cells = kind(6, 20, num_layers=2, batch_first=True, bidirectional=bidirectional)
+            self.head = nn.Linear(40 if bidirectional else 20, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.cells(x)[0])
+
+    torch.manual_seed(0)
+    model, x = Tagger().eval(), torch.randn(2, 7, 6)
+    removal = find_removal(model, 0.5, example=x)
+    small = removal.apply()
+    assert {row.kind for row in removal.rows} == {"units"}
+    assert small.cells.hidden_size < 20
+    with torch.no_grad():
+        assert gap(small(x), removal.masks.apply_(copy.deepcopy(model))(x)) < 1e-4
+
+
+def test_smaller_models_compile_export_and_go_to_onnx(tmp_path: Path) -> None:
+    model = prunus.models.make("lenet5", seed=0).eval()
+    small = prunus.shrink(model, 0.5, example=torch.zeros(1, 1, 28, 28))
+    x = torch.randn(2, 1, 28, 28)
+    with torch.no_grad():
+        expected = small(x)
+        assert gap(torch.compile(small, backend="aot_eager")(x), expected) < 1e-5
+        assert gap(torch.export.export(small, (x,)).module()(x), expected) < 1e-5
+    runtime = pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    torch.onnx.export(small, (x,), tmp_path / "small.onnx", dynamo=True, verbose=False)
+    session = runtime.InferenceSession(tmp_path / "small.onnx", providers=["CPUExecutionProvider"])
+    (found,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
+    assert gap(torch.from_numpy(found), expected) < 1e-4
+
+
+def test_a_model_that_cannot_be_read_is_refused_and_untouched() -> None:
+    class Moody(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(8, 24), nn.Linear(24, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            hidden = torch.relu(self.a(x))
+            return self.b(hidden if float(hidden.sum()) > 1 else -hidden)
+
+    model = Moody().train()
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(prunus.BadInput):
+        prunus.shrink(model, 0.5, example=torch.randn(2, 8))
+    assert model.training
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+
+
+def test_a_layer_that_runs_twice_on_different_inputs_keeps_its_equal() -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.left, self.right = nn.Linear(6, 20), nn.Linear(6, 20)
+            self.shared, self.head = nn.Linear(20, 12), nn.Linear(12, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            one, two = torch.relu(self.left(x)), torch.tanh(self.right(x))
+            return self.head(torch.relu(self.shared(one)) * self.shared(two))
+
+    torch.manual_seed(0)
+    model, x = Twice().train(), torch.randn(4, 6)
+    removal = find_removal(model, 0.5, example=x)
+    small = removal.apply()
+    assert small.training
+    assert small.left.out_features == small.right.out_features == small.shared.in_features < 20
+    with torch.no_grad():
+        assert gap(small(x), removal.masks.apply_(copy.deepcopy(model))(x)) < 1e-4

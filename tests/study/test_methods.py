@@ -63,8 +63,9 @@ def test_every_method_gives_a_network_with_the_zeros_asked_for(method: str, tmp_
     assert result.row["accuracy"] > 0.15, "more than chance, after one epoch"
 
 
-def test_a_shrunk_network_is_timed_as_it_is(tmp_path: Path) -> None:
-    (cell,) = tiny(method=("shrink",), pattern=("channels",), settings={"held_out": 50, "sensitivity": 0})
+@pytest.mark.parametrize("method", ["shrink", "shrink+distil"])
+def test_a_shrunk_network_is_timed_as_it_is(method: str, tmp_path: Path) -> None:
+    (cell,) = tiny(method=(method,), pattern=("channels",), settings={"held_out": 50, "sensitivity": 0})
     run_study([cell], tmp_path, engine=LocalEngine(1))
     with Store(tmp_path) as store:
         (result,) = store.results()

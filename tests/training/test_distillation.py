@@ -116,9 +116,20 @@ def test_a_broken_run_ends_in_the_same_bytes(tmp_path: Path) -> None:
         )
 
 
+def test_a_narrower_student_learns_from_the_whole_network() -> None:
+    teacher = fc()
+    student = prunus.shrink(teacher, 0.5, example=torch.zeros(1, 64))
+    assert student.layers[0].out_features < teacher.layers[0].out_features
+    history = distil(student, teacher, digits(256)[0], "6ep")
+    assert history[-1].loss < 0.8 * history[0].loss
+    with pytest.raises(BadInput, match="No hidden state"):
+        hidden = DistilOptions(outputs=0.0, layers=("layers.0",))
+        distil(student, teacher, torch.randn(8, 64), options=hidden)
+
+
 def test_what_cannot_be_distilled_is_refused() -> None:
     with pytest.raises(BadInput, match=r"differ in 'layers\.0\.weight'"):
-        distil(fc("64-16-10"), fc(), torch.randn(8, 64))
+        distil(fc(), fc("64-16-10"), torch.randn(8, 64))
     with pytest.raises(BadInput, match="needs data"):
         distil(fc(), fc(), None)
     with pytest.raises(BadInput, match=r"no module named 'layer\.9'"):

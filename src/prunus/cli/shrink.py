@@ -14,13 +14,21 @@ def shrink(
     model: Model,
     *,
     fraction: Annotated[float, Parameter(help="The share of the measure that stays, between 0 and 1.")] = 0.5,
-    measure: Annotated[str, Parameter(help="multiply-adds or parameters.")] = "multiply-adds",
+    measure: Annotated[
+        str, Parameter(help="multiply-adds, parameters, or time: of one input, measured on this machine.")
+    ] = "multiply-adds",
     score: Annotated[
         str | None, Parameter(help="magnitude, random, taylor or reconstruction (the default with data).")
     ] = None,
     allocation: Annotated[str | None, Parameter(help="uniform, global, or damage (the default with data).")] = None,
     samples: Annotated[int, Parameter(help="How many rows of the training data are looked at.")] = 512,
-    multiple: Annotated[int, Parameter(help="Widths are multiples of this.")] = 1,
+    multiple: Annotated[int | None, Parameter(help="Widths are multiples of this.")] = None,
+    depth: Annotated[
+        bool, Parameter(negative="", help="Whole residual blocks leave first, those that change the outputs least.")
+    ] = False,
+    distil: Annotated[
+        str | None, Parameter(help="Then learn from the original on the training data for so long, as in 2ep.")
+    ] = None,
     exclude: Exclude | None = None,
     input: Annotated[str | None, Parameter(help="Shape of one input, as 3x224x224, for a model of your own.")] = None,
     weights: Weights = None,
@@ -61,22 +69,40 @@ def shrink(
         exclude=tuple(exclude or ()),
         samples=samples,
         multiple=multiple,
+        depth=depth,
         seed=seed,
     )
     small = removal.apply()
+    solved = _distilled(small, network, train, test, distil)
     record = {
         "model": model,
         "measure": measure,
         "share": removal.share,
+        "blocks": list(removal.blocks),
         "parameters_before": _count(network),
         "parameters_after": _count(small),
         "groups": [vars(row) for row in removal.rows],
         "fixed": [vars(each) for each in removal.fixed],
+        **solved,
         **_accuracies(network, small, test, quiet=json),
         **_times(network, small, example),
         **_write(small, removal.masks, output),
     }
     _print(record, json)
+
+
+def _distilled(small: Any, network: Any, train: Any, test: Any, length: str | None) -> dict[str, Any]:
+    """With a length, train the smaller network to answer as the original; its accuracy before that, where known."""
+    if length is None:
+        return {}
+    from prunus.errors import BadInput
+    from prunus.training import accuracy, distil
+
+    if train is None:
+        raise BadInput("--distil needs --data: samples on which the smaller network learns from the original.")
+    before = {} if test is None else {"accuracy_before_distil": accuracy(small.eval(), test)}
+    distil(small, network, train, length)
+    return {"distil": length, **before}
 
 
 def _count(network: Any) -> int:
@@ -158,10 +184,10 @@ def _print(record: dict[str, Any], json: bool) -> None:
         print_json(record)
         return
     measured = any(row["damage"] is not None for row in record["groups"])
-    table = [
-        [row["name"], row["kind"], row["before"], row["after"], *([f"{row['damage']:.1%}"] if measured else [])]
-        for row in record["groups"]
-    ]
+    table = [[row["name"], row["kind"], row["before"], row["after"]] for row in record["groups"]]
+    if measured:
+        for line, row in zip(table, record["groups"]):
+            line.append("" if row["damage"] is None else f"{row['damage']:.1%}")
     print_table(["group", "kind", "before", "after", *(["damage"] if measured else [])], table, left=(0, 1))
     out = console()
     out.print(f"{record['measure']}: {record['share']:.1%} left")
@@ -170,8 +196,9 @@ def _print(record: dict[str, Any], json: bool) -> None:
         f"one input: {record['seconds_before'] * 1e3:.2f} ms before, {record['seconds_after'] * 1e3:.2f} ms after"
     )
     if "accuracy_before" in record:
-        out.print(
-            f"accuracy: {record['accuracy_before']:.2%} before, {record['accuracy_after']:.2%} after (no training)"
-        )
+        how = f"after {record['distil']} of distillation" if "distil" in record else "after (no training)"
+        solved = record.get("accuracy_before_distil")
+        between = "" if solved is None else f"{solved:.2%} without training, "
+        out.print(f"accuracy: {record['accuracy_before']:.2%} before, {between}{record['accuracy_after']:.2%} {how}")
     if "model_file" in record:
         out.print(f"wrote {record['model_file']} and {record['masks_file']}")

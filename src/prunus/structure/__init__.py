@@ -9,7 +9,8 @@ Which units belong together is read from the operators: `_walk.py` visits them, 
 """
 
 from prunus.structure._call import run_once
-from prunus.structure._shrink import GroupRow, Options, Removal, find_removal, shrink
+from prunus.structure._options import Options
+from prunus.structure._shrink import GroupRow, Removal, find_removal, shrink
 from prunus.structure.files import load, save
 from prunus.structure.groups import Coupling, FixedLayer, Group
 

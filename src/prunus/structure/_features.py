@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from prunus.adapters import Batch
 from prunus.layers import is_conv1d
 from prunus.structure.groups import Coupling
 
@@ -46,20 +47,20 @@ class Solvable:
         with torch.no_grad():
             weight.copy_(shaped.to(weight.dtype))
 
-    def rows(self, x: Tensor, seed: int) -> Tensor:
-        """Inputs at a sample of places: (rows, inputs * taps)."""
+    def rows(self, x: Tensor, seed: int, keep: Tensor | None = None) -> Tensor:
+        """Inputs at a sample of places: (rows, inputs * taps); `keep` is False where a text is padded."""
         if isinstance(self.module, nn.modules.conv._ConvNd):
             return self._patches(x, seed)
-        flat = x.reshape(-1, x.shape[-1])
+        flat = unpadded(x, keep).reshape(-1, x.shape[-1])
         return flat[_sample(len(flat), ROWS, seed)]
 
-    def results(self, y: Tensor, seed: int) -> Tensor:
+    def results(self, y: Tensor, seed: int, keep: Tensor | None = None) -> Tensor:
         """Outputs at the same places: (rows, outputs)."""
         if isinstance(self.module, nn.modules.conv._ConvNd):
             sides = y.shape[2:]
             places = _sample(sides.numel(), max(1, ROWS // len(y)), seed)
             return y.flatten(2)[:, :, places].transpose(1, 2).reshape(-1, y.shape[1])
-        flat = y.reshape(-1, y.shape[-1])
+        flat = unpadded(y, keep).reshape(-1, y.shape[-1])
         return flat[_sample(len(flat), ROWS, seed)]
 
     def _patches(self, x: Tensor, seed: int) -> Tensor:
@@ -79,6 +80,20 @@ class Solvable:
         where: Any = (slice(None), slice(None), *torch.unravel_index(places, sides))
         picked = wide[where]  # (batch, inputs, places, *kernel)
         return picked.transpose(1, 2).reshape(len(x) * len(places), -1)
+
+
+def unpadded(values: Tensor, keep: Tensor | None) -> Tensor:
+    """Without the positions at which a text is padded."""
+    padded = keep is not None and values.dim() > 2 and values.shape[:2] == keep.shape
+    return values[keep] if padded else values
+
+
+def real_places(batch: Batch) -> Tensor | None:
+    """Where a batch of texts is not padding; None for other batches and for those without padding."""
+    mask = batch.kwargs.get("attention_mask")
+    if not isinstance(mask, Tensor) or mask.dim() != 2 or bool(mask.bool().all()):
+        return None
+    return mask.bool()
 
 
 def _sample(count: int, wanted: int, seed: int) -> Tensor:

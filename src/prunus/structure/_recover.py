@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from prunus.adapters import Batch, call, main_output
-from prunus.structure._features import Solvable, at
+from prunus.structure._features import Solvable, at, real_places, unpadded
 from prunus.structure._labels import Array
 from prunus.structure.groups import Coupling
 
@@ -17,7 +17,8 @@ RIDGE = 1e-3
 
 
 def joined(batches: Sequence[Batch]) -> list[Batch]:
-    """One batch where the batches have equal shapes, else the list as it is."""
+    """One batch where the batches have equal shapes or are texts with a mask, else the list as it is."""
+    batches = _padded(batches)
     first = batches[0]
     shapes = {
         tuple((name, tuple(value.shape[1:])) for name, value in [*enumerate(batch.args), *batch.kwargs.items()])
@@ -29,6 +30,22 @@ def joined(batches: Sequence[Batch]) -> list[Batch]:
     kwargs = {name: torch.cat([batch.kwargs[name] for batch in batches]) for name in first.kwargs}
     labels = None if first.labels is None else torch.cat([batch.labels for batch in batches])  # type: ignore[misc]
     return [Batch(args, kwargs, labels, sum(batch.size for batch in batches))]
+
+
+def _padded(batches: Sequence[Batch]) -> Sequence[Batch]:
+    """Texts of different lengths brought to one, where an attention mask says what is padding."""
+    if not all("attention_mask" in batch.kwargs and not batch.args for batch in batches):
+        return batches
+    sides = [{tuple(value.shape[1:]) for value in batch.kwargs.values()} for batch in batches]
+    if any(len(side) != 1 or len(next(iter(side))) != 1 for side in sides):
+        return batches  # something else than (texts, positions) among the inputs
+    longest = max(next(iter(side))[0] for side in sides)
+
+    def wider(batch: Batch) -> Batch:
+        kwargs = {name: nn.functional.pad(value, (0, longest - value.shape[1])) for name, value in batch.kwargs.items()}
+        return Batch(batch.args, kwargs, batch.labels, batch.size)
+
+    return [wider(batch) for batch in batches]
 
 
 def first_rows(batch: Batch, count: int) -> Batch:
@@ -53,16 +70,17 @@ def solve(
     targets: dict[str, Tensor] = {}
     originals = at(model, layers)
     kept = {layer.name: _kept_outputs(coupling, stays, layer) for layer in originals}
+    real = real_places(batch)
 
     def keep(layer: Solvable, number: int) -> Callable[..., None]:
         def hook(_: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
-            targets[layer.name] = layer.results(output, number)[:, kept[layer.name]]
+            targets[layer.name] = layer.results(output, number, real)[:, kept[layer.name]]
 
         return hook
 
     def settle(layer: Solvable, number: int) -> Callable[..., None]:
         def hook(_: nn.Module, args: tuple[Tensor, ...]) -> None:
-            _solve_one(layer, layer.rows(args[0], number).double(), targets.pop(layer.name).double())
+            _solve_one(layer, layer.rows(args[0], number, real).double(), targets.pop(layer.name).double())
 
         return hook
 
@@ -134,9 +152,9 @@ def recalibrate(small: nn.Module, wanted: Sequence[Tensor], batches: Sequence[Ba
 
 
 def answers(model: nn.Module, batches: Sequence[Batch]) -> list[Tensor]:
-    """The main output for each batch, in double precision."""
+    """The main output for each batch without what is padding, in double precision."""
     with torch.no_grad():
-        return [main_output(call(model, batch)).double() for batch in batches]
+        return [unpadded(main_output(call(model, batch)), real_places(batch)).double() for batch in batches]
 
 
 def distance(model: nn.Module, wanted: Sequence[Tensor], batches: Sequence[Batch]) -> float:

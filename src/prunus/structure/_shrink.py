@@ -4,31 +4,32 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, fields
+import warnings
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from torch import Tensor, nn
+from torch import nn
 
-from prunus.adapters import Batch, batches
+from prunus.adapters import Batch
 from prunus.contract import Masks
-from prunus.errors import BadInput, UnknownName
+from prunus.errors import BadInput
 from prunus.graph import read
-from prunus.layers import listing, matches
-from prunus.structure import _surgery, costs
+from prunus.structure import _depth, _latency, _surgery, costs
 from prunus.structure._call import Example, example_for
-from prunus.structure._config import configured, tie_layers, update_config
-from prunus.structure._damage import damages, study
+from prunus.structure._choice import Known, learn, shares_of_damage, widths, widths_by_name
+from prunus.structure._config import Knob, configured, find_knobs, matched, tie_layers, update_config
 from prunus.structure._features import solvable
 from prunus.structure._labels import Array
-from prunus.structure._recover import answers, distance, joined, recalibrate, solve
+from prunus.structure._options import Options, looked_at, options_from, shares_from
+from prunus.structure._recover import answers, distance, recalibrate, solve
 from prunus.structure._walk import walk
-from prunus.structure.allocations import ALLOCATIONS, best, equalised, least_damage
+from prunus.structure.allocations import best
 from prunus.structure.groups import Coupling, FixedLayer, find_groups
-from prunus.structure.scores import SCORES, Seen
 
-MEASURES = ("parameters", "multiply-adds")
+_LEAST = 1 / 8  # of a group that is narrowed so that others, which a configuration cannot say, stay whole
+_ROUNDS = 6  # of choosing and timing
 
 
 @dataclass(frozen=True)
@@ -37,10 +38,12 @@ class GroupRow:
 
     Attributes:
         name: The layer that makes the units first.
-        kind: What they are: "neurons", "channels", "groups" (of channels), "heads" or "units" (of recurrent layers).
+        kind: What they are: "neurons", "channels", "groups" (of channels), "heads", "units" (of recurrent layers), or
+            "block" for a whole residual block that left.
         before: How many units the group had.
         after: How many it keeps.
-        damage: Its share of the whole damage, where the allocation measured it.
+        damage: Its share of the whole damage, where the allocation measured it; for a block the change of the outputs
+            without it, relative to their variation.
 
     Example:
         >>> model = prunus.models.make("fc:8-32-4", seed=0).eval()
@@ -66,7 +69,8 @@ class Removal:
         example: What the model is called with.
         masks: The same choice as zeros: rows and columns of what leaves.
         rows: One line for each group: name, kind, before, after, damage.
-        share: What is left of the measure, at most the fraction asked for.
+        share: What is left of the measure, at most the fraction asked for; of "time", as it was measured.
+        blocks: Residual blocks that left, by their names in the original; the masks do not speak of them.
         fixed: Layers whose outputs cannot be removed, with the reason.
         configured: Whether a Hugging Face configuration says the new sizes, so that `from_pretrained` reads the model.
 
@@ -86,50 +90,12 @@ class Removal:
     share: float
     fixed: tuple[FixedLayer, ...]
     configured: bool
-    _cut: _surgery.Cut = field(repr=False)
+    blocks: tuple[str, ...] = ()
+    _small: nn.Module = field(kw_only=True, repr=False)
 
     def apply(self) -> nn.Module:
         """The smaller model: of the same class, with the same keys; checked against the masked original."""
-        return self._cut.model
-
-
-@dataclass(frozen=True, eq=False)
-class Options:
-    """How `shrink` chooses: its arguments, with their defaults.
-
-    Attributes:
-        score: "magnitude", "random", "taylor" or "reconstruction"; None takes "reconstruction" with data and
-            "magnitude" without.
-        measure: "multiply-adds" or "parameters": what the fraction is a fraction of.
-        allocation: "uniform", "global" or "damage"; None takes "damage" with data, else "uniform".
-        exclude: Names and globs of layers whose own outputs stay.
-        embeddings: Names and globs of embeddings whose columns may leave.
-        exact: False also narrows what layer norms see, which zeros cannot imitate.
-        multiple: Widths are multiples of this.
-        samples: Rows of data that are looked at.
-        recover: Solve for the layers that stay, so that the outputs on the data stay.
-        per_layer: Alike layers of a Hugging Face model may differ, which its configuration cannot say.
-        loss: Loss of (outputs, labels) for "taylor".
-        seed: Seed of every random choice.
-
-    Example:
-        >>> options = prunus.structure.Options(multiple=8)
-        >>> options.measure, options.multiple
-        ('multiply-adds', 8)
-    """
-
-    score: str | None = None
-    measure: str = "multiply-adds"
-    allocation: str | None = None
-    exclude: tuple[str, ...] = ()
-    embeddings: tuple[str, ...] = ()
-    exact: bool = True
-    multiple: int = 1
-    samples: int = 512
-    recover: bool = True
-    per_layer: bool = False
-    loss: Callable[[Tensor, Tensor], Tensor] | None = None
-    seed: int = 0
+        return self._small
 
 
 def find_removal(
@@ -159,91 +125,175 @@ def find_removal(
         >>> removal.masks.sparsity
         0.5
     """
-    wanted = _options(options)
-    shares = _check(fraction, wanted)
-    batches = _batches(data, wanted)
-    work = copy.deepcopy(model).eval()
-    given = example_for(work, example)
-    seen = walk(read(work, given.whole, dynamic_batch=False), exact=wanted.exact)
-    coupling = find_groups(seen, work, named=wanted.embeddings, exclude=wanted.exclude)
-    if configured(work) and not wanted.per_layer:
-        tie_layers(coupling)
+    wanted = options_from(options)
+    shares = shares_from(fraction, wanted)
+    batches = looked_at(data, wanted)
+    search = _Search(model, example_for(model, example), batches, wanted)
+    if isinstance(shares, float):
+        search.remove_blocks(shares)
     while True:
-        if not coupling.groups:
-            raise BadInput(_nothing(coupling))
-        chosen = _choose(work, coupling, shares, batches, wanted)
-        stays = coupling.kept({at: best(chosen.scores[at], count) for at, count in enumerate(chosen.counts)})
+        if not search.coupling.groups and not search.gone:
+            raise BadInput(_nothing(search.coupling))
         try:
-            cut, _ = _surgery.operate(model, coupling, stays, given)
+            found = search.narrowed(shares)
             break
-        except BadInput as error:
-            coupling = _without_failing(work, coupling, given, error)
-    plain = configured(cut.model) and update_config(cut.model, coupling, chosen.counts)
-    if batches and wanted.recover:
-        _recovered(cut.model, work, coupling, stays, batches)
-    rows = tuple(
-        GroupRow(group.name, group.kind, len(group), count, damage)
-        for group, count, damage in zip(coupling.groups, chosen.counts, chosen.damage)
-    )
-    masks = _surgery.masks_of(model, coupling, stays)
-    return Removal(model, coupling, stays, given, masks, rows, chosen.share, tuple(coupling.fixed), plain, cut)
+        except _surgery.DoesNotRun as error:
+            search.coupling = _without_failing(search.work, search.coupling, search.example, error)
+    return search.finished(found)
 
 
 @dataclass(frozen=True, eq=False)
-class _Choice:
-    scores: list[Array]
+class _Narrowed:
+    """Widths that were chosen, what they leave of the measure, and the model cut to them."""
+
+    known: Known
     counts: list[int]
-    damage: list[float | None]
+    stays: Array
+    cut: _surgery.Cut
     share: float
 
 
-def _choose(
-    model: nn.Module,
-    coupling: Coupling,
-    shares: float | Mapping[str, float],
-    batches: list[Batch],
-    options: Options,
-) -> _Choice:
-    """Scores and widths."""
-    cost = costs.parameters(coupling, model) if options.measure == "parameters" else costs.multiply_adds(coupling)
-    whole = cost(costs.full(coupling))
-    score = options.score or ("reconstruction" if batches else "magnitude")
-    allocation = options.allocation or ("damage" if batches else "uniform")
-    least = [1] * len(coupling.groups)
-    harm: list[Array] | None = None
-    known = study(model, coupling, batches, options.seed) if batches and score == "reconstruction" else None
-    if known is not None:
-        scores = [each.scores for each in known.eliminations]
-    else:
-        scores = SCORES[score](Seen(model, coupling, batches, options.loss, options.seed))
-    if isinstance(shares, Mapping):
-        counts = _named_counts(coupling, shares, options.multiple)
-    elif allocation == "damage":
-        known = known or study(model, coupling, batches, options.seed)
-        harm = damages(model, coupling, known, batches)
-        counts = least_damage(coupling, harm, cost, shares * whole, least, options.multiple)
-    else:
-        counts = ALLOCATIONS[allocation](coupling, scores, cost, shares * whole, least, options.multiple)
-    damage: list[float | None] = [None] * len(counts)
-    if harm is not None:
-        each = [float(curve[count]) for curve, count in zip(harm, counts)]
-        damage = [value / max(sum(each), 1e-300) for value in each]
-    return _Choice(scores, counts, damage, cost(counts) / whole)
+class _Search:
+    """One call of `find_removal`: a copy of the model, its groups, and what has been decided so far."""
 
+    def __init__(self, model: nn.Module, example: Example, batches: list[Batch], options: Options) -> None:
+        self.model, self.example, self.batches, self.options = model, example, batches, options
+        self.teacher = copy.deepcopy(model).eval()
+        self.work = self.teacher  # without the blocks that left
+        self.gone: list[_depth.Gone] = []
+        self.plain = configured(model) and not options.per_layer
+        self.coupling, self.knobs = self._read()
+        self.whole = self._cost()(costs.full(self.coupling))
 
-def _named_counts(coupling: Coupling, shares: Mapping[str, float], multiple: int) -> list[int]:
-    counts = costs.full(coupling)
-    for glob, share in shares.items():
-        hit = [at for at, g in enumerate(coupling.groups) if any(matches(maker, glob) for maker in g.makers)]
-        if not hit:
+    def _read(self) -> tuple[Coupling, list[Knob]]:
+        """Groups of the model as it is now, and the entries of its configuration that decide their sizes."""
+        seen = walk(read(self.work, self.example.whole, dynamic_batch=False), exact=self.options.exact)
+        coupling = find_groups(seen, self.work, named=self.options.embeddings, exclude=self.options.exclude)
+        if not self.plain:
+            return coupling, []
+        knobs = matched(self.knobs, coupling) if self.gone else find_knobs(self.work, coupling)
+        tie_layers(coupling, knobs)
+        return coupling, knobs
+
+    def _cost(self) -> costs.Cost:
+        if self.options.measure == "parameters":
+            return costs.parameters(self.coupling, self.work)
+        return costs.multiply_adds(self.coupling)
+
+    def remove_blocks(self, fraction: float) -> None:
+        """With `depth`, take out residual blocks as far as the fraction allows it."""
+        if not self.options.depth:
+            return
+        blocks = _depth.residual_blocks(self.work, self.example)
+        if not blocks:
             raise BadInput(
-                f"The fractions name {glob!r}, which matches no group; there are "
-                f"{listing([group.name for group in coupling.groups])}."
+                "depth=True finds no residual block that could leave; leave it out to narrow layers instead."
             )
-        for at in hit:
-            wanted = max(1, round(share * len(coupling.groups[at]) / multiple)) * multiple
-            counts[at] = min(wanted, len(coupling.groups[at]))
-    return equalised(coupling, counts)
+        by_name = {name: costs.of_module(self.coupling, self.work, name, self.options.measure) for name in blocks}
+        self.work = copy.deepcopy(self.work)
+        spare = (1 - fraction) * self.whole
+        beyond = not self.coupling.groups
+        self.gone = _depth.remove_blocks(
+            self.work, blocks, by_name, spare, self.example, self.batches, beyond=beyond
+        )  # fmt: skip
+        self.coupling, self.knobs = self._read()
+
+    def narrowed(self, shares: float | Mapping[str, float]) -> _Narrowed:
+        """Choose widths and cut; with "time", again and again until the measured time is what was asked for."""
+        options, coupling = self.options, self.coupling
+        done = self._cost()(costs.full(coupling)) / self.whole
+        enough = isinstance(shares, float) and done <= shares and options.measure != "time"
+        if not coupling.groups or enough:
+            stays = coupling.kept({})
+            cut, _ = _surgery.operate(self.work, coupling, stays, self.example)
+            if options.measure == "time":
+                done = _latency.share_of_time(self.teacher, cut.model, self.example)
+            return _Narrowed(Known([], None), costs.full(coupling), stays, cut, done)
+        if self.plain and isinstance(shares, float):
+            least = 0.0 if options.configured else _LEAST
+            coupling = self.coupling = _as_configured(coupling, self.knobs, self._cost(), shares * self.whole, least)
+        known = learn(self.work, coupling, self.batches, options, by_name=isinstance(shares, Mapping))
+        if options.measure == "time" and isinstance(shares, float):
+            return self._timed(known, shares)
+        cost, multiple = self._cost(), options.multiple or 1
+        if isinstance(shares, Mapping):
+            counts = widths_by_name(coupling, shares, multiple)
+        else:
+            counts = widths(coupling, known, cost, shares * self.whole, options, multiple)
+        return self._cut(known, counts, cost)
+
+    def _cut(self, known: Known, counts: list[int], cost: costs.Cost) -> _Narrowed:
+        keep = {at: best(known.scores[at], count) for at, count in enumerate(counts)}
+        stays = self.coupling.kept(keep)
+        cut, _ = _surgery.operate(self.work, self.coupling, stays, self.example)
+        return _Narrowed(known, counts, stays, cut, cost(counts) / self.whole)
+
+    def _timed(self, known: Known, fraction: float) -> _Narrowed:
+        cost, liked = _latency.seconds(self.coupling, self.work, self.example)
+        now = cost(costs.full(self.coupling))
+        if self.gone:
+            now /= _latency.share_of_time(self.teacher, self.work, self.example)
+        aim, fastest = fraction, float("inf")
+        for _ in range(_ROUNDS):
+            counts = widths(self.coupling, known, cost, aim * now, self.options, self.options.multiple or liked)
+            found = self._cut(known, counts, cost)
+            share = _latency.share_of_time(self.teacher, found.cut.model, self.example)
+            if share <= fraction:
+                return _Narrowed(known, counts, found.stays, found.cut, share)
+            fastest = min(fastest, share)
+            aim *= 0.97 * fraction / share
+        raise BadInput(
+            f"The model cannot be brought to {fraction:.1%} of its time on this machine: the fastest that was tried "
+            f"takes {fastest:.1%}. Ask for a larger fraction, exclude less, or give a larger batch as the example."
+        )
+
+    def finished(self, found: _Narrowed) -> Removal:
+        """Solve on the data, take out the places of blocks, bring the configuration up to date, and report."""
+        small, coupling = found.cut.model, self.coupling
+        if self.batches and self.options.recover:
+            _recovered(small, self.teacher, coupling, found.stays, self.batches)
+        modes = {name: module.training for name, module in self.model.named_modules()}
+        for name, module in small.named_modules():
+            module.training = modes[name]
+        expected = _surgery.outputs_of(small, self.example) if self.gone else []
+        _depth.compact(small)
+        if self.gone:
+            _surgery.require_equal(small, self.example, expected)
+        plain = configured(small) and update_config(small, coupling, self.knobs, found.counts)
+        if configured(small) and not plain:
+            warnings.warn(
+                f"The configuration {type(small.config).__name__} cannot say the new sizes, so from_pretrained would "
+                "not read this model: keep it with prunus.structure.save and prunus.structure.load.",
+                stacklevel=3,
+            )
+        rows = [GroupRow(each.name, "block", 1, 0, each.change) for each in self.gone]
+        damage = shares_of_damage(found.known, found.counts)
+        rows += [
+            GroupRow(group.name, group.kind, len(group), count, share)
+            for group, count, share in zip(coupling.groups, found.counts, damage)
+        ]
+        masks = _surgery.masks_of(self.work, coupling, found.stays)
+        return Removal(
+            self.model, coupling, found.stays, self.example, masks, tuple(rows), found.share, tuple(coupling.fixed),
+            plain, tuple(each.name for each in self.gone), _small=small,
+        )  # fmt: skip
+
+
+def _as_configured(coupling: Coupling, knobs: list[Knob], cost: costs.Cost, target: float, least: float) -> Coupling:
+    """Only what the configuration can say is narrowed, where that is enough."""
+    fine = [knob for knob in knobs if not least or knob.step * 8 <= len(knob.groups[0])]  # else too much would leave
+    sayable = {id(group) for knob in fine for group in knob.groups}
+    others = {at for at, group in enumerate(coupling.groups) if id(group) not in sayable}
+    smallest = [
+        len(group) if at in others else max(coupling.step(at), int(len(group) * least))
+        for at, group in enumerate(coupling.groups)
+    ]
+    if least and cost(smallest) > target:
+        coupling.grains.clear()
+        return coupling
+    return coupling.without(
+        dict.fromkeys(others, "the configuration, which cannot say its size (per_layer=True lets it leave)")
+    )
 
 
 def _recovered(small: nn.Module, model: nn.Module, coupling: Coupling, stays: Array, batches: list[Batch]) -> None:
@@ -287,13 +337,15 @@ def shrink(
         data: A data set or batches. With it the default score is "reconstruction", the default allocation "damage", and
             the layers that stay are solved for, so that the outputs on the data stay.
         score: "magnitude", "random", "taylor" or "reconstruction": which units of a group stay.
-        measure: "multiply-adds" or "parameters": what the fraction is a fraction of.
+        measure: What the fraction is a fraction of: "multiply-adds", "parameters", or "time": seconds of one call with
+            the example, measured on this machine.
         exclude: Names and globs of layers whose own outputs stay.
         options: `allocation`: "uniform", "global" or "damage"; `embeddings`: names and globs of embeddings whose
-            columns may leave; `exact=False`: also narrow what layer norms see, which zeros cannot imitate; `multiple`:
+            columns may leave; `exact=False`: also narrow what layer norms see, which zeros cannot imitate;
+            `depth=True`: whole residual blocks leave first, those whose absence changes the outputs least; `multiple`:
             widths are multiples of this; `samples`: rows of data that are looked at; `recover=False`: leave the weights
-            as they are; `per_layer=True`: alike layers of a Hugging Face model may differ, which its
-            configuration cannot say; `loss` for "taylor"; `seed`.
+            as they are; `per_layer=True`: what the configuration of a Hugging Face model cannot say may leave as well;
+            `loss` for "taylor"; `seed`. All of them are fields of `prunus.structure.Options`.
 
     Returns:
         A model of the same class with the same keys.
@@ -313,55 +365,6 @@ def shrink(
     return find_removal(
         model, fraction, example=example, data=data, score=score, measure=measure, exclude=exclude, **options
     ).apply()
-
-
-def _options(given: Mapping[str, Any]) -> Options:
-    names = [each.name for each in fields(Options)]
-    for name in given:
-        if name not in names:
-            raise UnknownName("option of shrink", name, names)
-    globs = {name: _globs(given[name]) for name in ("exclude", "embeddings") if name in given}
-    options = Options(**{**given, **globs})
-    if options.score is not None and options.score not in (*SCORES, "reconstruction"):
-        raise UnknownName("score", options.score, [*SCORES, "reconstruction"])
-    if options.allocation is not None and options.allocation not in ALLOCATIONS:
-        raise UnknownName("allocation", options.allocation, ALLOCATIONS)
-    if options.measure not in MEASURES:
-        raise UnknownName("measure", options.measure, MEASURES)
-    if not isinstance(options.multiple, int) or options.multiple < 1:
-        raise BadInput(f"multiple is a whole number of at least 1, not {options.multiple!r}.")
-    return options
-
-
-def _batches(data: Any, options: Options) -> list[Batch]:
-    """The first rows of the data, as one batch where they fit together."""
-    if data is None:
-        for name, value in (("score", options.score), ("allocation", options.allocation)):
-            if value in ("taylor", "reconstruction", "damage"):
-                raise BadInput(f'The {name} {value!r} needs data: give data=, or take "magnitude" and "uniform".')
-        return []
-    found: list[Batch] = []
-    for batch in batches(data, size=min(options.samples, 128), shuffle=True, seed=options.seed):
-        found.append(batch)
-        if sum(each.size for each in found) >= options.samples:
-            break
-    return joined(found)
-
-
-def _check(fraction: object, options: Options) -> float | Mapping[str, float]:
-    if isinstance(fraction, Mapping):
-        for name, share in fraction.items():
-            _check(share, options)
-            if not isinstance(name, str):
-                raise BadInput(f"Fractions by name need names of layers, not {name!r}.")
-        return fraction
-    if isinstance(fraction, bool) or not isinstance(fraction, (int, float)) or not 0 < fraction < 1:
-        raise BadInput(f"The fraction is what stays and must lie between 0 and 1, not {fraction!r}.")
-    return float(fraction)
-
-
-def _globs(names: Iterable[str]) -> tuple[str, ...]:
-    return (names,) if isinstance(names, str) else tuple(names)
 
 
 def _nothing(coupling: Coupling) -> str:
@@ -387,15 +390,4 @@ def _without_failing(model: nn.Module, coupling: Coupling, example: Example, err
             bad.update({at: str(problem).partition(": ")[2].rstrip(".") for at in members})
     if not bad:
         raise error
-    kept = [at for at in range(len(coupling.groups)) if at not in bad]
-    where = {old: new for new, old in enumerate(kept)}
-    fixed = [FixedLayer(coupling.groups[at].name, len(coupling.groups[at]), reason) for at, reason in bad.items()]
-    ties = [[where[at] for at in tie if at in where] for tie in coupling.ties]
-    return Coupling(
-        coupling.walk,
-        coupling.classes,
-        coupling.number,
-        [coupling.groups[at] for at in kept],
-        [*coupling.fixed, *fixed],
-        [tie for tie in ties if len(tie) > 1],
-    )
+    return coupling.without(bad)

@@ -234,6 +234,10 @@ class Cut:
     difference: float
 
 
+class DoesNotRun(BadInput):
+    """The code of a model does not bear some removal."""
+
+
 def operate(
     model: nn.Module,
     coupling: Coupling,
@@ -242,7 +246,7 @@ def operate(
     tolerance: float = 1e-4,
     decided: Mapping[tuple[str, str], bool] | None = None,
 ) -> tuple[Cut, dict[tuple[str, str], bool]]:
-    """A smaller copy of `model`, run and compared with the masked original; raises `BadInput` if none is equal.
+    """A smaller copy of `model`, run and compared with the masked original; raises `DoesNotRun` if none is equal.
 
     Returns the cut and which guessed attributes were changed, so that a second cut need not search again.
     """
@@ -275,7 +279,28 @@ def operate(
             answer = {(g.kind, g.attribute): bool(change) for g, change in zip(unsure, choice)}
             return Cut(short, (*sure, *made), difference), answer
         problem = problem or f"its outputs are {difference:.2g} away from the masked original's"
-    raise BadInput(f"The smaller model does not run as it should: {problem}.")
+    raise DoesNotRun(f"The smaller model does not run as it should: {problem}.")
+
+
+def outputs_of(model: nn.Module, example: Example) -> list[Tensor]:
+    """The outputs for an example in evaluation mode; the modes are put back."""
+    training = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        return outputs(model, example)
+    finally:
+        for module, flag in training:
+            module.training = flag
+
+
+def require_equal(model: nn.Module, example: Example, expected: list[Tensor], tolerance: float = 1e-5) -> None:
+    """Refuse a model whose outputs are not those expected."""
+    try:
+        gap = _difference(model, example, expected)
+    except (RuntimeError, ValueError, IndexError, TypeError, AssertionError, KeyError) as error:
+        raise BadInput(f"The model does not run without its blocks: {_place(error, model)}.") from None
+    if gap > tolerance:
+        raise BadInput(f"The model without its blocks is {gap:.2g} away from the one that skips them.")
 
 
 def _held(model: nn.Module, edit: Edit) -> Any:
@@ -299,13 +324,7 @@ def _choices(unsure: list[Guess], decided: Mapping[tuple[str, str], bool] | None
 
 def _difference(model: nn.Module, example: Example, expected: list[Tensor] | None) -> float:
     """Largest difference to the expected outputs, relative to the largest of them."""
-    training = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        found = outputs(model, example)
-    finally:
-        for module, flag in training:
-            module.training = flag
+    found = outputs_of(model, example)
     if expected is None:
         return 0.0 if all(bool(each.isfinite().all()) for each in found) else float("inf")
     if len(found) != len(expected) or any(a.shape != b.shape for a, b in zip(found, expected)):

@@ -25,7 +25,11 @@ def uniform(coupling: Coupling, scores: Sequence[Array], cost: Cost, target: flo
     """Every group keeps the same share of its units."""
 
     def counts(share: float) -> Counts:
-        return [_rounded(share * len(g), len(g), low, step) for g, low in zip(coupling.groups, least)]
+        found = [
+            _rounded(share * len(group), len(group), least[at], coupling.step(at, step))
+            for at, group in enumerate(coupling.groups)
+        ]
+        return equalised(coupling, found, step)
 
     return _settled(coupling, cost, target, counts, step)
 
@@ -37,25 +41,37 @@ def overall(coupling: Coupling, scores: Sequence[Array], cost: Cost, target: flo
 
     def counts(share: float) -> Counts:
         threshold = ranked[min(int((1 - share) * len(ranked)), len(ranked) - 1)]
-        found = [_rounded(float((each >= threshold).sum()), len(each), low, step) for each, low in zip(relative, least)]
-        return equalised(coupling, found)
+        found = [
+            _rounded(float((each >= threshold).sum()), len(each), least[at], coupling.step(at, step))
+            for at, each in enumerate(relative)
+        ]
+        return equalised(coupling, found, step)
 
     return _settled(coupling, cost, target, counts, step)
 
 
-def equalised(coupling: Coupling, counts: Counts) -> Counts:
-    """Tied groups keep their mean number."""
-    for tie in coupling.ties:
-        mean = round(sum(counts[at] for at in tie) / len(tie))
-        for at in tie:
-            counts[at] = max(1, min(mean, len(coupling.groups[at])))
+def equalised(coupling: Coupling, counts: Counts, step: int = 1) -> Counts:
+    """Tied groups keep the share that they keep together."""
+    for tie in variables(coupling):
+        if len(tie) > 1:
+            first = len(coupling.groups[tie[0]])
+            share = sum(counts[at] for at in tie) / sum(len(coupling.groups[at]) for at in tie)
+            together(coupling, tie, _rounded(share * first, first, 1, coupling.step(tie[0], step)), counts)
+    return counts
+
+
+def together(coupling: Coupling, tie: Sequence[int], width: int, counts: Counts) -> Counts:
+    """Set the first group of a tie to a width and the others to the same share; in place, and returned."""
+    first = len(coupling.groups[tie[0]])
+    for at in tie:
+        counts[at] = width * len(coupling.groups[at]) // first
     return counts
 
 
 def _rounded(wanted: float, size: int, least: int, step: int) -> int:
     """The nearest allowed count: a multiple of `step` (or everything), at least `least`."""
     if step > 1:
-        wanted = round(wanted / step) * step
+        wanted = max(1, round(wanted / step)) * step
     return int(min(size, max(least, round(wanted))))
 
 
@@ -81,18 +97,19 @@ def _settled(
         first = variable[0]
         if found[first] >= min(more[first], len(coupling.groups[first])):
             continue
-        raised = list(found)
-        for at in variable:
-            raised[at] = min(found[at] + step, len(coupling.groups[at]))
+        raised = together(
+            coupling, variable, min(found[first] + coupling.step(first, step), len(coupling.groups[first])), list(found)
+        )
         if cost(raised) <= target:
             found = raised
     return found
 
 
 def variables(coupling: Coupling) -> list[list[int]]:
-    """Groups that move together: ties, and every other group on its own."""
+    """Groups that move together, the smallest first: ties, and every other group on its own."""
     tied = {at for tie in coupling.ties for at in tie}
-    return [*coupling.ties, *[[at] for at in range(len(coupling.groups)) if at not in tied]]
+    ties = [sorted(tie, key=lambda at: len(coupling.groups[at])) for tie in coupling.ties]
+    return [*ties, *[[at] for at in range(len(coupling.groups)) if at not in tied]]
 
 
 def reach(coupling: Coupling, cost: Cost, counts: Counts, target: float) -> None:
@@ -117,20 +134,19 @@ def least_damage(
     `damages[g][k]` is the damage of group g with k units left. Tied groups move together. Steps of several sizes are
     compared, so that a flat stretch behind a small hill is found.
     """
-    together = variables(coupling)
+    moving = variables(coupling)
     counts = full(coupling)
-    reach(coupling, cost, list(least), target)
+    smallest = [_rounded(0, len(g), least[at], coupling.step(at, step)) for at, g in enumerate(coupling.groups)]
+    reach(coupling, cost, equalised(coupling, smallest, step), target)
     now = cost(counts)
     while now > target:
         best_ratio, chosen, chosen_cost = float("inf"), counts, now
-        for variable in together:
+        for variable in moving:
             first = variable[0]
-            for width in _steps(len(coupling.groups[first]), counts[first], least[first], step):
-                trial = list(counts)
-                for at in variable:
-                    trial[at] = width
+            for width in _steps(len(coupling.groups[first]), counts[first], least[first], coupling.step(first, step)):
+                trial = together(coupling, variable, width, list(counts))
                 price = cost(trial)
-                harm = sum(float(damages[at][width] - damages[at][counts[at]]) for at in variable)
+                harm = sum(float(damages[at][trial[at]] - damages[at][counts[at]]) for at in variable)
                 ratio = max(harm, 0.0) / max(now - price, 1e-300)
                 if now - price > 0 and ratio < best_ratio:
                     best_ratio, chosen, chosen_cost = ratio, trial, price

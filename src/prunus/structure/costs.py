@@ -31,31 +31,47 @@ def parameters(coupling: Coupling, model: nn.Module) -> Cost:
     return _shares(coupling, terms)
 
 
+def of_module(coupling: Coupling, model: nn.Module, name: str, measure: str) -> float:
+    """What one module and everything in it costs: multiply-adds, or parameters where the measure says so."""
+    if measure == "parameters":
+        return float(sum(parameter.numel() for parameter in model.get_submodule(name).parameters()))
+    inside = [p for p in coupling.walk.products if p.site.module == name or p.site.module.startswith(f"{name}.")]
+    return float(sum(product.multiply_adds for product in inside))
+
+
 def full(coupling: Coupling) -> list[int]:
     """The numbers of units before anything leaves."""
     return [len(group) for group in coupling.groups]
 
 
 def _shares(coupling: Coupling, terms: Iterable[tuple[int, Sequence[Array]]]) -> Cost:
-    """sum of total * product of (constant + entries . counts) / size over the blocks of each term."""
+    """sum of total * product of the kept shares of the blocks of each term."""
+    terms = list(terms)
+    totals = np.array([total for total, _ in terms], dtype=float)
+    kept = kept_shares(coupling, [blocks for _, blocks in terms])
+
+    def cost(counts: Sequence[int]) -> float:
+        return float((totals * kept(counts).prod(0)).sum())
+
+    return cost
+
+
+def kept_shares(coupling: Coupling, rows: Sequence[Sequence[Array]]) -> Callable[[Sequence[int]], Array]:
+    """A function of the numbers of units: the kept share of each block, (level, row), 1 where a row has fewer.
+
+    A share is linear in the numbers: (constant + entries . counts) / size.
+    """
     owner = np.full(coupling.number, -1)
     for at, group in enumerate(coupling.groups):
         owner[group.classes] = at
     sizes = np.array([max(len(group), 1) for group in coupling.groups], dtype=float)
-    terms = list(terms)
-    depth = max((len(blocks) for _, blocks in terms), default=0)
-    totals = np.array([total for total, _ in terms], dtype=float)
-    constant = np.ones((depth, len(terms)))
-    slope = np.zeros((depth, len(terms), len(coupling.groups)))
-    for row, (_, blocks) in enumerate(terms):
+    depth = max((len(blocks) for blocks in rows), default=0)
+    constant = np.ones((depth, len(rows)))
+    slope = np.zeros((depth, len(rows), len(coupling.groups)))
+    for row, blocks in enumerate(rows):
         for level, block in enumerate(blocks):
             owners = owner[coupling.classes[block]].ravel()
             counts = np.bincount(owners[owners >= 0], minlength=len(coupling.groups)) / sizes
             constant[level, row] = (owners < 0).mean()
             slope[level, row] = counts / owners.size
-
-    def cost(counts: Sequence[int]) -> float:
-        shares = constant + slope @ np.asarray(counts, dtype=float)
-        return float((totals * shares.prod(0)).sum())
-
-    return cost
+    return lambda counts: constant + slope @ np.asarray(counts, dtype=float)

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from prunus.adapters import Batch, call
-from prunus.structure._features import Solvable
+from prunus.structure._features import Solvable, real_places
 from prunus.structure._labels import Array
 from prunus.structure.groups import Group
 
@@ -116,10 +116,11 @@ def second_moments(
     """X'X / rows of the inputs of each layer, in double precision."""
     sums: dict[str, Tensor] = {}
     rows: dict[str, int] = {}
+    now: list[Tensor | None] = [None]  # the places of the batch that is running
 
     def look(layer: Solvable, number: int) -> Callable[..., None]:
         def hook(_: nn.Module, args: tuple[Tensor, ...]) -> None:
-            x = layer.rows(args[0], seed + number)
+            x = layer.rows(args[0], seed + number, now[0])
             sums[layer.name] = sums.get(layer.name, 0) + (x.T @ x).double()
             rows[layer.name] = rows.get(layer.name, 0) + len(x)
 
@@ -129,6 +130,7 @@ def second_moments(
     try:
         with torch.no_grad():
             for batch in batches:
+                now[0] = real_places(batch)
                 call(model, batch)
     finally:
         for handle in handles:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from prunus import storage
 from prunus.errors import BadFile, BadInput
+from prunus.structure._depth import is_list, shorten
 
 _KIND = "shrunk model"
 
@@ -71,6 +72,34 @@ def load(path: str | os.PathLike[str], model: nn.Module) -> nn.Module:
         Linear(in_features=8, out_features=16, bias=True)
     """
     tensors, record = _read(Path(path))
+    before = {module: dict(module._modules) for module in model.modules() if is_list(module)}
+    try:
+        return _filled(Path(path), _shortened(Path(path), model, record), tensors, record)
+    except (BadFile, BadInput):
+        for module, members in before.items():
+            module._modules.clear()
+            module._modules.update(members)
+        raise
+
+
+def _shortened(path: Path, model: nn.Module, record: dict[str, Any]) -> nn.Module:
+    """Take out the blocks that the file's model does not have."""
+    modules = dict(model.named_modules())
+    for name, sizes in record["sizes"].items():
+        kept = sizes.get("kept_blocks") if isinstance(sizes, dict) else None
+        if kept is None:
+            continue
+        module = modules.get(name)
+        if module is None or not is_list(module):
+            raise BadInput(f"{path} was written for another model: {name!r} is no list of blocks; use the same class.")
+        whole = isinstance(kept, list) and all(type(at) is int for at in kept)
+        if not whole or kept != sorted(set(kept)) or not all(0 <= at < len(module._modules) for at in kept):
+            raise BadFile(f"{path} is damaged or of another model: {name!r} has no blocks {kept!r}.")
+        shorten(module, kept)
+    return model
+
+
+def _filled(path: Path, model: nn.Module, tensors: dict[str, Tensor], record: dict[str, Any]) -> nn.Module:
     modules = dict(model.named_modules())
     own = model.state_dict(keep_vars=True)
     names = {*tensors, *record["shared"]}
@@ -79,7 +108,7 @@ def load(path: str | os.PathLike[str], model: nn.Module) -> nn.Module:
     if missing or extra or unknown:
         odd = (missing or extra or unknown)[0]
         raise BadInput(f"{path} was written for another model: {odd!r} is not in both; load it into the same class.")
-    _require_sizes(Path(path), record, modules)
+    _require_sizes(path, record, modules)
     for name, sizes in record["sizes"].items():
         for attribute, value in sizes.items():
             held = getattr(modules[name], attribute, None)

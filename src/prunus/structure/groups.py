@@ -6,8 +6,9 @@ entries of norms and biases in between. A group holds units of the same make, sa
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -92,7 +93,8 @@ class Coupling:
         number: How many units there are.
         groups: The groups whose units can leave.
         fixed: The layers whose outputs cannot be removed.
-        ties: Groups, by position, that must keep equal numbers of units.
+        ties: Groups, by position, that must keep equal shares of their units.
+        grains: Groups, by position, of which only multiples of a number may stay.
 
     Example:
         >>> model = prunus.models.make("fc:8-32-16-4", seed=0).eval()
@@ -106,7 +108,8 @@ class Coupling:
     number: int  # of classes
     groups: list[Group]
     fixed: list[FixedLayer]
-    ties: list[list[int]]  # groups (by position) that must keep equal numbers
+    ties: list[list[int]]
+    grains: dict[int, int] = field(default_factory=dict)
 
     def kept(self, keep: Mapping[int, Array]) -> Array:
         """Whether each class stays; `keep` holds a boolean array for some groups (by position), the others stay."""
@@ -117,6 +120,20 @@ class Coupling:
 
     def of_atoms(self, stays: Array, atoms: Array) -> Array:
         return stays[self.classes[atoms]]
+
+    def step(self, position: int, multiple: int = 1) -> int:
+        """Of what the number of units of a group must be a multiple, if all widths are multiples of `multiple`."""
+        return math.lcm(multiple, self.grains.get(position, 1))
+
+    def without(self, reasons: Mapping[int, str]) -> Coupling:
+        """The same with some groups (by position) fixed, each for a reason."""
+        kept = [at for at in range(len(self.groups)) if at not in reasons]
+        where = {old: new for new, old in enumerate(kept)}
+        fixed = [FixedLayer(self.groups[at].name, len(self.groups[at]), reason) for at, reason in reasons.items()]
+        ties = [[where[at] for at in tie if at in where] for tie in self.ties]
+        groups, ties = [self.groups[at] for at in kept], [tie for tie in ties if len(tie) > 1]
+        grains = {where[at]: grain for at, grain in self.grains.items() if at in where}
+        return Coupling(self.walk, self.classes, self.number, groups, [*self.fixed, *fixed], ties, grains)
 
 
 def find_groups(walk: Walk, model: nn.Module, *, named: Iterable[str] = (), exclude: Iterable[str] = ()) -> Coupling:

