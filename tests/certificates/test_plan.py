@@ -104,3 +104,25 @@ def test_bad_domains_are_refused():
         prunus.plan(uneven(), 1.0, error=1.0)
     with pytest.raises(BadInput, match="four points"):
         prunus.plan(uneven(), OnData(torch.zeros(2, 8)), error=1.0)
+
+
+def test_errors_on_data_may_choose_how_far_each_layer_goes():
+    model, exclude = uneven(), ("0", "6")
+    data = torch.randn(128, 8, generator=torch.Generator().manual_seed(1))
+    masks = prunus.find_masks(model, 0.5, pattern="2:4", exclude=exclude)
+    budget = prunus.certify(model, masks, prunus.Ball(1.0), attack=False).bound
+    settings = PlanSettings(grid=(0.25, 0.5, 0.75), rounds=3, data=data, allocation="damage")
+    plan = prunus.plan(model, prunus.Ball(1.0), error=budget, pattern="2:4", exclude=exclude, settings=settings)
+    assert plan.bound <= budget
+    assert prunus.certify(model, plan.masks, prunus.Ball(1.0), attack=False).bound <= budget
+    levels = {layer.name: layer.sparsity for layer in plan.layers}
+    assert set(levels.values()) <= {0.0, 0.25, 0.5, 0.75}
+    assert plan.masks.sparsity >= masks.sparsity
+    for name, mask in plan.masks.items():
+        kept = mask.reshape(-1, 4).sum(1)
+        assert (kept == 4 * (1 - levels[name])).all()
+
+
+def test_a_plan_by_damage_needs_data():
+    with pytest.raises(BadInput, match="PlanSettings"):
+        prunus.plan(uneven(), prunus.Ball(1.0), error=1.0, settings=PlanSettings(allocation="damage"))

@@ -80,3 +80,18 @@ def test_tables_for_people_fit_eighty_columns(
 def test_bad_input_is_one_sentence(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(arguments) == 2
     assert words in capsys.readouterr().err
+
+
+def test_a_recipe_by_name_goes_on_in_its_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["recipe", "--json"]) == 0
+    assert [row["name"] for row in json.loads(capsys.readouterr().out)] == ["cnn-retrain", "encoder", "llm-oneshot"]
+    call = ["recipe", "llm-oneshot", "fc:64-32-10", "--data", "digits", "--exclude", "layers.1", "--json"]
+    call += ["--sparsity", "0.75", "--folder", str(tmp_path / "state")]
+    for number in range(2):
+        assert run([*call, "-o", str(tmp_path / f"{number}.safetensors")]) == 0
+        record = json.loads(capsys.readouterr().out)
+        assert record["sparsity"] == pytest.approx(0.75)
+        assert record["layers"]["layers.0.weight"]["after"] < record["layers"]["layers.0.weight"]["before"]
+    assert (tmp_path / "0.safetensors").read_bytes() == (tmp_path / "1.safetensors").read_bytes()
+    assert run(["recipe", "encoder"]) == 2
+    assert "needs a model" in capsys.readouterr().err

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import itertools
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,8 +13,9 @@ from torch import Tensor, nn
 
 import prunus
 from prunus.adapters import as_batch
+from prunus.errors import BadInput
 from prunus.layers import prunable_weights
-from prunus.recovery import ReconstructOptions
+from prunus.recovery import ReconstructOptions, _reconstruct
 from prunus.recovery._units import divide
 
 
@@ -200,6 +203,155 @@ def test_zeros_go_where_they_do_least_damage() -> None:
     assert set(kept.values()) <= {0.0, 0.25, 0.5, 0.75}
     assert len(set(kept.values())) > 1
     assert abs(mixed.sparsity - 0.5) < 0.1
+
+
+def test_curves_rise_and_their_shares_meet_the_sparsity() -> None:
+    torch.manual_seed(0)
+    dense = nn.Sequential(nn.Linear(16, 4), nn.Linear(4, 32), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 16))
+    before = copy.deepcopy(dense.state_dict())
+    found = prunus.recovery.measure_damage(dense, torch.randn(256, 16), "unstructured", exclude=("4",))
+    assert list(found.curves) == ["0.weight", "1.weight", "2.weight"]
+    for curve in found.curves.values():
+        assert curve[0] == 0.0
+        assert all(a <= b + 1e-9 for a, b in itertools.pairwise(curve))
+    for sparsity in (0.3, 0.6, 0.9):
+        levels, shapes = found.levels(sparsity)
+        total = sum(found.sizes.values())
+        zeros = sum(found.sizes[name] * level for name, level in levels.items())
+        assert sparsity * total - 1e-6 <= zeros <= (sparsity + 0.02) * total
+        assert levels["2.weight"] == max(levels.values())
+        assert set(shapes) == set(levels)
+    assert all(torch.equal(before[name], value) for name, value in dense.state_dict().items())
+    with pytest.raises(BadInput, match="growing"):
+        prunus.recovery.measure_damage(dense, torch.randn(8, 16), grid=(0.5, 0.2))
+
+
+def test_with_few_samples_directions_never_seen_are_left_alone() -> None:
+    """Features of rank 24 in 64 columns, 40 samples: on fresh samples the fit must be no worse than no fit at all."""
+    torch.manual_seed(0)
+    mixing, dense = torch.randn(24, 64), nn.Linear(64, 32)
+    draw = lambda count: torch.randn(count, 24) @ mixing + 0.3 * torch.randn(count, 64)  # noqa: E731
+    fresh = draw(2000)
+    fitted, plain = copy.deepcopy(dense), copy.deepcopy(dense)
+    with pytest.warns(UserWarning, match="40 inputs for the 64 columns"):
+        prunus.reconstruct(fitted, 0.5, draw(40), samples=40)
+    prunus.prune(plain, 0.5, pattern="balanced:16")
+    assert distance(fitted, dense, fresh) < 0.6 * distance(plain, dense, fresh)
+
+
+@pytest.mark.parametrize("kind", ["residual", "attending"])
+def test_a_run_broken_off_goes_on_and_ends_in_the_same_bytes(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dense, inputs = network(kind)
+    call: dict[str, Any] = {"pattern": "balanced:4", "allocation": "damage", "misfits": "skip"}
+    whole, wanted = copy.deepcopy(dense), prunus.reconstruct
+    masks = wanted(whole, 0.5, inputs, **call)
+    broken, done = copy.deepcopy(dense), []
+    real = _reconstruct.rebuild
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        if len(done) == stop:
+            raise KeyboardInterrupt
+        done.append(args[0].name)
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(_reconstruct, "rebuild", counted)
+    stop, options = 5, ReconstructOptions(folder=tmp_path / "state")
+    with pytest.raises(KeyboardInterrupt):
+        wanted(broken, 0.5, inputs, options=options, **call)
+    assert same(broken.state_dict(), dense.state_dict())
+    monkeypatch.setattr(_reconstruct, "damage", lambda *args: pytest.fail("measured twice"))
+    stop, first = 10**6, len(done)
+    again = wanted(broken, 0.5, inputs, options=options, **call)
+    assert 0 < len(done) - first <= len(masks)
+    assert same(broken.state_dict(), whole.state_dict())
+    assert all(torch.equal(again[name], masks[name]) for name in masks)
+    assert again.notes == masks.notes
+    with pytest.raises(BadInput, match="another folder"):
+        wanted(copy.deepcopy(dense), 0.6, inputs, options=options, **call)
+
+
+def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+class Separable(nn.Module):
+    """Pointwise, norm, depthwise, norm, pointwise, norm: twice, with the second depthwise part outside of a block."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([self.block() for _ in range(2)])
+        self.between = nn.Sequential(nn.Conv2d(16, 16, 3, groups=16), nn.BatchNorm2d(16))
+        self.head = nn.Linear(16, 8)
+
+    @staticmethod
+    def block() -> nn.Module:
+        return nn.Sequential(
+            nn.Conv2d(16, 32, 1, bias=False), nn.BatchNorm2d(32), nn.ReLU(),
+            nn.Conv2d(32, 32, 3, padding=1, groups=32, bias=False), nn.BatchNorm2d(32), nn.ReLU(),
+            nn.Conv2d(32, 16, 1, bias=False), nn.BatchNorm2d(16),
+        )  # fmt: skip
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.between(self.blocks[1](self.blocks[0](x))).mean((2, 3)))
+
+
+def test_norms_behind_layers_that_are_not_pruned_follow_too(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    dense, inputs = Separable(), torch.randn(64, 16, 8, 8)
+    with torch.no_grad():
+        for _ in range(60):
+            dense(inputs)
+    dense.eval()
+    kept, again = copy.deepcopy(dense), copy.deepcopy(dense)
+    exclude = ("blocks.*.3", "between.0")
+    options = ReconstructOptions(folder=tmp_path)
+    prunus.reconstruct(kept, 0.75, inputs, pattern="unstructured", exclude=exclude, options=options)
+    for name in ("blocks.0.4", "blocks.1.4", "between.1"):  # its inputs now have the mean and variance it expects
+        seen: list[Tensor] = []
+        handle = kept.get_submodule(name).register_forward_pre_hook(
+            lambda module, args, seen=seen: seen.append(args[0])
+        )
+        with torch.no_grad():
+            kept(inputs)
+        handle.remove()
+        norm = kept.get_submodule(name)
+        assert not torch.equal(norm.running_mean, dense.get_submodule(name).running_mean)
+        torch.testing.assert_close(seen[0].mean((0, 2, 3)), norm.running_mean, rtol=0.05, atol=0.05)
+        torch.testing.assert_close(seen[0].var((0, 2, 3)), norm.running_var, rtol=0.1, atol=0.02)
+    prunus.reconstruct(again, 0.75, inputs, pattern="unstructured", exclude=exclude, options=options)
+    assert same(again.state_dict(), kept.state_dict())
+
+
+def test_labels_are_not_looked_at() -> None:
+    dense, inputs = network("sequential")
+    bare, labelled = copy.deepcopy(dense), copy.deepcopy(dense)
+    prunus.reconstruct(bare, 0.5, inputs, samples=100)
+    prunus.reconstruct(
+        labelled, 0.5, torch.utils.data.TensorDataset(inputs, torch.full((192,), torch.nan)), samples=100
+    )
+    assert same(bare.state_dict(), labelled.state_dict())
+
+
+class Logarithm(nn.Module):
+    """NaN where the inputs are negative in the mean."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.third = (nn.Linear(16, 16) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.third(self.second(self.first(x) * torch.log(x.mean(1, keepdim=True))))
+
+
+def test_activations_that_become_nan_on_a_later_batch_name_the_layer() -> None:
+    model = Logarithm()
+    before = copy.deepcopy(model.state_dict())
+    data = [torch.rand(8, 16) + 0.5, torch.rand(8, 16) + 0.5, torch.rand(8, 16) - 5]
+    with pytest.raises(BadInput, match=r"second\.weight.* NaN or Inf"):
+        prunus.reconstruct(model, 0.5, data)
+    assert same(model.state_dict(), before)
 
 
 class Lazy(nn.Module):

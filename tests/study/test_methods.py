@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from prunus.errors import BadInput, UnknownName
+from prunus.report.facts import panels, payload
 from prunus.study import Grid, LocalEngine, Store, methods, run_study
 from support.studies import tiny
 
@@ -61,6 +62,12 @@ def test_every_method_gives_a_network_with_the_zeros_asked_for(method: str, tmp_
     assert result.row["method"] == method
     assert result.row["realised_sparsity"] == pytest.approx(0.5, abs=0.01)
     assert result.row["accuracy"] > 0.15, "more than chance, after one epoch"
+    (panel,) = panels([result], {})
+    layers = payload(panel)["groups"][0]["layers"]
+    if method == "reconstruct":
+        assert all(0 < row["error_after"] < row["error_before"] <= 1.5 for row in layers)
+    else:
+        assert {row["error_after"] for row in layers} == {None}
 
 
 @pytest.mark.parametrize("method", ["shrink", "shrink+distil"])

@@ -127,6 +127,17 @@ def test_a_narrower_student_learns_from_the_whole_network() -> None:
         distil(student, teacher, torch.randn(8, 64), options=hidden)
 
 
+def test_half_precision_and_parts_of_a_batch_learn_too() -> None:
+    torch.manual_seed(0)
+    teacher = Encoder()
+    student, masks = pruned(teacher)
+    config = FitConfig(optimizer="adamw", lr=1e-3, precision="bf16", ema=0.9, accumulate=2)
+    history = distil(student, teacher, sentences(), "4ep", masks, config)
+    assert history[-1].loss < history[0].loss
+    assert {p.dtype for p in student.parameters()} == {torch.float32}
+    assert all(not bool(p[~masks[name]].any()) for name, p in masks.parameters_of(student).items())
+
+
 def test_what_cannot_be_distilled_is_refused() -> None:
     with pytest.raises(BadInput, match=r"differ in 'layers\.0\.weight'"):
         distil(fc(), fc("64-16-10"), torch.randn(8, 64))

@@ -12,11 +12,11 @@ def test_cosine_per_epoch_is_the_ledgers_formula() -> None:
     for step in range(50):
         epoch = step // 5
         expected = 0.5 * 0.3 * (1 + math.cos(math.pi * epoch / 10))
-        assert Schedule("cosine").rate(0.3, step, 50, 5) == pytest.approx(expected, rel=1e-15)
+        assert Schedule("cosine", by="epoch").rate(0.3, step, 50, 5) == pytest.approx(expected, rel=1e-15)
 
 
 def test_cosine_per_iteration_where_the_length_is_in_iterations() -> None:
-    rates = [Schedule("cosine").rate(1.0, step, 50, 5, by_epoch=False) for step in range(50)]
+    rates = [Schedule("cosine", by="epoch").rate(1.0, step, 50, 5, in_epochs=False) for step in range(50)]
     assert len(set(rates)) == 50
     assert rates == sorted(rates, reverse=True)
     assert rates[0] == 1.0
@@ -24,7 +24,7 @@ def test_cosine_per_iteration_where_the_length_is_in_iterations() -> None:
 
 def test_the_imagenet_schedule_of_the_paper() -> None:
     """I-5: five warm-up epochs 0.1 i/5, 95 cosine, 5 at 1e-5."""
-    schedule = Schedule("cosine", warmup="5ep", cooldown="5ep", cooldown_lr=1e-5)
+    schedule = Schedule("cosine", warmup="5ep", cooldown="5ep", cooldown_lr=1e-5, by="epoch")
     rates = [schedule.rate(0.1, epoch * 10, 1050, 10) for epoch in range(105)]
     assert rates[:5] == pytest.approx([0.02, 0.04, 0.06, 0.08, 0.1])
     assert rates[5] == pytest.approx(0.1)

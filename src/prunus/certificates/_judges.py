@@ -53,10 +53,13 @@ class PlanSettings:
         grid: The sparsities at which every layer is scanned.
         rounds: Rounds of bisection.
         options: Methods of the certificate.
-        data: Batches for the score, where it needs them.
+        data: Batches for the score, where it needs them, and for allocation="damage".
         loss: Loss of (outputs, labels) for the score.
         example: A tensor (n, *input shape), where nothing else shows the inputs' shape.
         seed: Seed of every random choice.
+        allocation: "bound" lets the certificate alone choose how far each layer goes; "damage" also tries layers as
+            their errors on `data` after the fit would spread them (`prunus.recovery.measure_damage`), and starts from
+            the better of both.
 
     Example:
         >>> prunus.certificates.PlanSettings(grid=(0.25, 0.5)).rounds
@@ -70,6 +73,7 @@ class PlanSettings:
     loss: Callable[[Tensor, Tensor], Tensor] | None = None
     example: Tensor | None = None
     seed: int = 0
+    allocation: str = "bound"
 
 
 class Search(Protocol):

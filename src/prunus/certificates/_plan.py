@@ -21,9 +21,9 @@ from torch import Tensor, nn
 from prunus.certificates._judges import OnData, PlanSettings, judge_of
 from prunus.certificates.domains import Domain
 from prunus.contract import Masks, Pattern, Score
-from prunus.errors import BadInput
+from prunus.errors import BadInput, UnknownName
 from prunus.layers import prunable_weights
-from prunus.pruning import find_masks
+from prunus.pruning import find_masks, patterns
 
 
 @dataclass(frozen=True)
@@ -156,6 +156,10 @@ def plan(
         raise BadInput(f"The budget is {error!r}: it must be a positive number.")
     exclude = (exclude,) if isinstance(exclude, str) else tuple(exclude)
     settings = settings or PlanSettings()
+    if settings.allocation not in ("bound", "damage"):
+        raise UnknownName("allocation of a plan", settings.allocation, ("bound", "damage"))
+    if settings.allocation == "damage" and settings.data is None:
+        raise BadInput("allocation='damage' measures errors on data: give PlanSettings(data=...), labels are not used.")
     search = _Search(model, domain, float(error), score, pattern, exclude, settings)
     return search.run()
 
@@ -191,12 +195,22 @@ class _Search:
         key = (name, level)
         if key not in self._masks:
             try:
-                self._masks[key] = find_masks(self.model, {name: level}, **self._find)[name]
+                found = find_masks(self.model, {name: level}, **{**self._find, "pattern": self._shape(level)})
+                self._masks[key] = found[name]
             except BadInput:
                 if level == 0.0:
                     raise
                 self._masks[key] = None
         return self._masks[key]
+
+    def _shape(self, level: float) -> str | Pattern:
+        """The pattern at a level: in a mix by damage, layers may keep another N of every M."""
+        shape = patterns.parse(self._find["pattern"])
+        if self.settings.allocation == "damage" and isinstance(shape, patterns.NM):
+            kept = (1 - level) * shape.m
+            if kept >= 1 and abs(kept - round(kept)) < 1e-9:
+                return patterns.NM(round(kept), shape.m)
+        return self._find["pattern"]  # type: ignore[no-any-return]
 
     def masks(self, levels: Mapping[str, float]) -> Masks | None:
         found = {name: self.mask(name, level) for name, level in levels.items() if level > 0}
@@ -237,6 +251,7 @@ class _Search:
         scan = self._scan()
         priced = self._priced(scan, self.removed(uniform))
         best = priced if self.removed(priced) > self.removed(uniform) else uniform
+        best = self._damaged(best) if self.settings.allocation == "damage" else best
         best = self._exchange(self._fill(best, scan))
         if self.removed(best) == 0:
             best = self._smallest(scan)
@@ -267,6 +282,27 @@ class _Search:
             else:
                 high = between
         return self._all(low)
+
+    def _damaged(self, best: dict[str, float]) -> dict[str, float]:
+        """Levels by the errors on data where they remove more than `best` within the budget: bisection."""
+        from prunus.recovery import measure_damage
+
+        kept = [name for name in prunable_weights(self.model) if name not in self.sizes]
+        grid = (0.0, *self.settings.grid)
+        curves = measure_damage(
+            self.model, self.settings.data, self._find["pattern"], kept, seed=self.settings.seed, grid=grid
+        )
+        low, high = 0.0, max(curves.choices)
+        for _ in range(2 * self.settings.rounds):
+            middle = (low + high) / 2
+            tried = curves.levels(middle)[0]
+            if self.removed(tried) <= self.removed(best):
+                low = middle
+            elif self.fits(tried):
+                low, best = middle, tried
+            else:
+                high = middle
+        return best
 
     def _all(self, level: float) -> dict[str, float]:
         return dict.fromkeys(self.sizes, level)

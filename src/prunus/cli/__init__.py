@@ -18,6 +18,7 @@ GROUPS = {
         "prune": "Set the least important weights of a network to zero, and say what that costs.",
         "reconstruct": "Prune a network and adjust the weights that are kept, so that its outputs change little.",
         "distil": "Train a pruned network to answer as the original does.",
+        "recipe": "Prune a network and win its quality back by a recipe, shipped or your own.",
         "shrink": "Remove channels, heads and neurons: a smaller ordinary network.",
         "train": "Train a network, plainly or with held, growing or rewound masks.",
     },

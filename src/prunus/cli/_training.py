@@ -23,13 +23,17 @@ class Flags:
     momentum: Annotated[float | None, Parameter(help="Momentum of SGD.")] = None
     weight_decay: Annotated[float | None, Parameter(help="Weight decay.")] = None
     nesterov: Annotated[bool | None, Parameter(negative="", help="Nesterov's momentum.")] = None
-    schedule: Annotated[str | None, Parameter(help="constant, cosine, step or warmup.")] = None
+    schedule: Annotated[str | None, Parameter(help="constant, cosine, cosine-epoch, step or warmup.")] = None
     warmup: Annotated[str | None, Parameter(help="How long the rate rises at first, as in 5ep.")] = None
     milestones: Annotated[
         list[str] | None, Parameter(negative="", help="Where a step schedule drops the rate, as in 80ep 120ep.")
     ] = None
     factor: Annotated[float | None, Parameter(help="By how much; a tenth unless given.")] = None
     batch_size: Annotated[int | None, Parameter(help="Samples in a step.")] = None
+    accumulate: Annotated[int | None, Parameter(help="Parts in which a batch goes through the network.")] = None
+    precision: Annotated[str | None, Parameter(help="full, or bf16: forward passes under autocast.")] = None
+    ema: Annotated[float | None, Parameter(help="Decay of a running mean of the weights, as in 0.999.")] = None
+    label_smoothing: Annotated[float | None, Parameter(help="Part of a label spread over all classes.")] = None
     augment: Annotated[str | None, Parameter(help="none, crop-flip or resized-crop-flip.")] = None
     clip: Annotated[float | None, Parameter(help="Largest norm of the gradient.")] = None
     workers: Annotated[int | None, Parameter(help="Processes that read the data.")] = None

@@ -21,6 +21,9 @@ def plan(
     pattern: Annotated[
         str, Parameter(help="unstructured, balanced:B, N:M, kernels, channels or blocks:RxC.")
     ] = "unstructured",
+    allocation: Annotated[
+        str, Parameter(help="bound, or damage: also try layers as their errors on --data spread them.")
+    ] = "bound",
     exclude: Exclude | None = None,
     radius: Annotated[
         float | None, Parameter(help="2-norm radius of the ball, or of the samples' surroundings.")
@@ -59,7 +62,9 @@ def plan(
     test = test_data(data, data_dir, samples, statistical)
     example = example_or_none(network, 1, input, input_ids) if test is None else fitting_example(network, test)
     domain: Any = OnData(test, confidence) if statistical else domain_of(radius, samples, test)
-    settings = PlanSettings(seed=seed, example=example, data=_train(data, data_dir, score))
+    settings = PlanSettings(
+        seed=seed, example=example, data=_train(data, data_dir, score, allocation), allocation=allocation
+    )
     with progress("planning", None, quiet=json):
         found = make_plan(
             network, domain, error, score=score, pattern=pattern, exclude=tuple(exclude or ()), settings=settings
@@ -71,11 +76,11 @@ def plan(
     _print(record, found, json)
 
 
-def _train(data: str | None, folder: Path | None, score: str) -> Any:
-    """The training set, only where the score needs it."""
+def _train(data: str | None, folder: Path | None, score: str, allocation: str) -> Any:
+    """The training set, only where the score or the allocation looks at it."""
     from prunus.pruning.scores import needs_data
 
-    if data is None or not needs_data(score):
+    if data is None or (allocation != "damage" and not needs_data(score)):
         return None
     from prunus.data import load
 

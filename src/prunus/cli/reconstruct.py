@@ -27,6 +27,9 @@ def reconstruct(
     samples: Annotated[int, Parameter(help="Samples to look at; their labels are not used.")] = 512,
     refine: Annotated[int, Parameter(help="Rounds of the search for better masks; 0 leaves it out.")] = 60,
     descent: Annotated[int, Parameter(help="Passes with gradient steps on the output of each block.")] = 0,
+    folder: Annotated[
+        Path | None, Parameter(help="Keep the state here after every block; the same command goes on from it.")
+    ] = None,
     output: Annotated[
         Path | None, Parameter(alias="-o", help="Where the new weights go (safetensors); masks go beside them.")
     ] = None,
@@ -66,7 +69,7 @@ def reconstruct(
         samples,
         seed,
         misfits=misfits,
-        options=ReconstructOptions(refine=refine, descent=descent, progress=False if json else None),
+        options=ReconstructOptions(refine=refine, descent=descent, progress=False if json else None, folder=folder),
     )
     record: dict[str, Any] = {"model": model, "sparsity": found.sparsity, "samples": found.notes["samples"]}
     record["layers"] = [

@@ -92,7 +92,12 @@ def _preset(name: str | None) -> dict[str, Any]:
     from prunus.training.presets import preset
 
     if name is None:
-        return {"config": FitConfig(lr=0.3), "method": "iterand", "length": "100ep", "init": "signed_constant"}
+        return {
+            "config": FitConfig(lr=0.3, schedule="cosine-epoch"),
+            "method": "iterand",
+            "length": "100ep",
+            "init": "signed_constant",
+        }
     chosen = preset(name)
     if chosen.method == "sgd":
         raise BadInput(

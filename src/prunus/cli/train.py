@@ -41,6 +41,9 @@ class Pruning:
     rounds: Annotated[int, Parameter(help="Rounds of imp.")] = 9
     fraction: Annotated[str, Parameter(help="Part that a round of imp removes; or certified, or statistical.")] = "0.2"
     rewind: Annotated[str, Parameter(help="Where imp rewinds to, as in 0ep or 500it.")] = "0ep"
+    rewound: Annotated[
+        str, Parameter(help="What imp rewinds: weights, or the learning rate alone (rate), the weights as trained.")
+    ] = "weights"
     error: Annotated[float | None, Parameter(help="Error that a planned round of imp may make.")] = None
     radius: Annotated[float, Parameter(help="Radius of the inputs for --fraction certified.")] = 1.0
     controls: Annotated[
@@ -267,7 +270,7 @@ def _imp(network: Any, pair: Any, length: str, config: Any, pruning: Pruning, ex
             raise BadInput(f"--fraction is {fraction!r}: give a number, certified or statistical.") from None
     options = training.ImpOptions(
         allocation=pruning.allocation or "global", controls=tuple(pruning.controls or ()),
-        exclude=exclude, domain=domain, error=pruning.error,
+        exclude=exclude, domain=domain, error=pruning.error, rewound=pruning.rewound,
     )  # fmt: skip
     levels = training.imp(
         network, train, pruning.rounds, fraction, pruning.rewind, length, test, config=config, options=options

@@ -8,6 +8,7 @@ more or less all have the same slope, error per weight (a Lagrange multiplier, f
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -17,7 +18,7 @@ from prunus.adapters import Batch
 from prunus.contract import Pattern
 from prunus.layers import Weight
 from prunus.pruning import patterns
-from prunus.recovery._layer import bias_of, centred, problem_for
+from prunus.recovery._layer import bias_of, centred, problem_for, shrunk
 from prunus.recovery._moments import Moments, measure, trace
 from prunus.recovery._solve import damped, errors, optimum
 from prunus.recovery._units import UnitWalk, divide, looks_back
@@ -26,30 +27,62 @@ REACH = 0.25
 """How far a layer may be from the sparsity of the whole: errors add up only as long as they are small."""
 
 
-def damage(
-    model: nn.Module,
-    weights: Mapping[str, Weight],
-    sparsity: float,
-    pattern: Pattern,
-    batches: Sequence[Batch],
-    keeps: Sequence[Tensor | None],
-    damping: float,
-) -> tuple[dict[str, float], dict[str, Pattern]]:
-    """The sparsity of every layer, and its pattern: with N:M the layers keep different N of every M."""
-    fixed = isinstance(pattern, patterns.NM)
-    choices: dict[float, Pattern]
+@dataclass(frozen=True, eq=False)
+class Damage:
+    """Every weight's relative output error at growing sparsities, and what follows for a sparsity of the whole.
+
+    Attributes:
+        choices: the sparsities measured, with the pattern each was measured in.
+        curves: the error at each of them, by the name of the weight.
+        sizes: how many weights each has.
+        stepped: only the sparsities measured can be chosen (N:M), none between them.
+
+    Example:
+        >>> model = prunus.models.make("fc:16-32-4", seed=0)
+        >>> found = prunus.recovery.measure_damage(model, torch.randn(64, 16), "unstructured")
+        >>> levels, _ = found.levels(0.5)
+        >>> sum(found.sizes[name] * level for name, level in levels.items()) >= 0.5 * sum(found.sizes.values()) - 1
+        True
+    """
+
+    choices: Mapping[float, Pattern]
+    curves: Mapping[str, Sequence[float]]
+    sizes: Mapping[str, int]
+    stepped: bool
+
+    def levels(self, sparsity: float) -> tuple[dict[str, float], dict[str, Pattern]]:
+        """The sparsity of every weight with the least error in sum, and its pattern."""
+        known = list(self.choices)
+        points = known if self.stepped else list(np.linspace(min(known), max(known), 121))
+        fine = {name: np.interp(points, known, _convex(known, curve)) for name, curve in self.curves.items()}
+        picked = _share(fine, self.sizes, points, sparsity)
+        levels = {name: float(points[place]) for name, place in picked.items()}
+        if self.stepped:
+            return levels, {name: self.choices[level] for name, level in levels.items()}
+        return levels, dict.fromkeys(levels, next(iter(self.choices.values())))
+
+
+def around(pattern: Pattern, sparsity: float) -> dict[float, Pattern]:
+    """The choices for a layer when the whole shall have `sparsity`: with N:M the layers keep different N of every M."""
     if isinstance(pattern, patterns.NM):
-        choices = {1 - n / pattern.m: patterns.NM(n, pattern.m) for n in range(pattern.m, 0, -1)}
-    else:
-        low, high = max(0.0, sparsity - REACH), min(0.98, sparsity + min(REACH, (1 - sparsity) * 0.8))
-        choices = {float(s): pattern for s in np.linspace(low, high, 7)}
+        return steps(pattern)
+    low, high = max(0.0, sparsity - REACH), min(0.98, sparsity + min(REACH, (1 - sparsity) * 0.8))
+    return {float(s): pattern for s in np.linspace(low, high, 7)}
+
+
+def steps(pattern: patterns.NM) -> dict[float, Pattern]:
+    """All sparsities with groups of M: from dense to one weight kept of every M."""
+    return {1 - n / pattern.m: patterns.NM(n, pattern.m) for n in range(pattern.m, 0, -1)}
+
+
+def damage(
+    model: nn.Module, weights: Mapping[str, Weight], choices: Mapping[float, Pattern], batches: Sequence[Batch],
+    keeps: Sequence[Tensor | None], damping: float,
+) -> Damage:  # fmt: skip
+    """Measure every weight's curve on the dense network's own inputs."""
     curves = _curves(model, weights, choices, batches, keeps, damping)
     sizes = {name: weight.numel for name, weight in weights.items()}
-    points = list(choices) if fixed else list(np.linspace(min(choices), max(choices), 121))
-    fine = {name: np.interp(points, list(choices), _convex(list(choices), curve)) for name, curve in curves.items()}
-    picked = _share(fine, sizes, points, sparsity)
-    levels = {name: float(points[place]) for name, place in picked.items()}
-    return levels, {name: choices[levels[name]] if fixed else pattern for name in weights}
+    return Damage(choices, curves, sizes, isinstance(next(iter(choices.values())), patterns.NM))
 
 
 def _curves(
@@ -78,7 +111,7 @@ def _curves(
 def _error(weight: Weight, moments: Moments, shift: bool, pattern: Pattern, sparsity: float, damping: float) -> float:
     if sparsity == 0:
         return 0.0
-    own = damped(centred(moments, shift)[0], damping)
+    own = damped(shrunk(*centred(moments, shift), moments.count)[0], damping)
     matrix = weight.rows(weight.parameter.detach().double()).reshape(own.shape[0], -1, own.shape[-1])
     task = problem_for(weight, matrix, own, pattern, sparsity)
     mask = task.choose(matrix.square() * own.diagonal(dim1=-2, dim2=-1).unsqueeze(-2))

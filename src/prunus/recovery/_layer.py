@@ -46,6 +46,24 @@ def centred(moments: Moments, shift: bool) -> tuple[Tensor, Tensor]:
     return own, cross
 
 
+def shrunk(own: Tensor, cross: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Moments of few places, their correlations drawn towards zero as far as chance would make them up.
+
+    With fewer places than columns most directions were never seen, and a fit would change them freely. The part is the
+    oracle-approximating one (Chen et al. 2010), taken on correlations so that scales do not matter.
+    """
+    columns = own.shape[-1]
+    if count >= columns or columns < 2:
+        return own, cross
+    spread = own.diagonal(dim1=-2, dim2=-1).clamp_min(1e-300).rsqrt()
+    square = (own * spread.unsqueeze(-1) * spread.unsqueeze(-2)).square().sum((-2, -1))
+    above = (1 - 2 / columns) * square + columns**2
+    part = (above / ((count + 1 - 2 / columns) * (square - columns).clamp_min(1e-12))).clamp(max=1.0)
+    keep = (1 - part).unsqueeze(-1).unsqueeze(-1)
+    own, cross = (keep * m + (1 - keep) * torch.diag_embed(m.diagonal(dim1=-2, dim2=-1)) for m in (own, cross))
+    return own, cross
+
+
 def lack(weight: Weight, matrix: Tensor, moments: Moments, shift: bool) -> float:
     """The mean square of what the outputs lack with the dense weights; about its mean as above."""
     count = max(1, moments.count)
@@ -146,7 +164,7 @@ def rebuild(
     bias = bias_of(weight)
     shift = bias is not None or norm is not None
     own, cross = centred(moments, shift)
-    start, ridge = _start(weight, matrix, moments, own, cross, shift, norm is None, settings)
+    start, ridge = _start(weight, matrix, moments, *shrunk(own, cross, moments.count), shift, norm is None, settings)
     problem = problem_for(weight, start, ridge, pattern, sparsity)
     if given is None:
         mask, values = find(problem, settings.refine)

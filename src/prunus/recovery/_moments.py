@@ -87,7 +87,8 @@ class Stage:
 
     uses: how many products a forward pass makes with them; chunks: in how many parts the rows meet different inputs;
     norms: the batch norms that directly follow, by the name of the weight; summed: the output of its one product is
-    added to something, as at the end of a residual branch.
+    added to something, as at the end of a residual branch; after: other batch norms that run before the next stage,
+    such as those behind layers that are not pruned.
     """
 
     names: tuple[str, ...]
@@ -95,6 +96,7 @@ class Stage:
     chunks: int = 1
     norms: Mapping[str, str] = field(default_factory=dict)
     summed: bool = False
+    after: tuple[str, ...] = ()
 
 
 def trace(model: nn.Module, weights: Mapping[str, Weight], batch: Batch, keep: Tensor | None = None) -> list[Stage]:
@@ -104,9 +106,15 @@ def trace(model: nn.Module, weights: Mapping[str, Weight], batch: Batch, keep: T
     paths = {id(module): name for name, module in model.named_modules()}
     norms = norms_of(model)
 
+    later: dict[str, list[str]] = {}
+
     def normed(inputs: Tensor, mean: Tensor) -> None:
-        if storage(mean) in norms:
-            followed[inputs.data_ptr()] = paths[id(norms[storage(mean)])]
+        if storage(mean) not in norms:
+            return
+        path = paths[id(norms[storage(mean)])]
+        followed[inputs.data_ptr()] = path
+        if uses and not any(use.output.data_ptr() == inputs.data_ptr() for use in uses):
+            later.setdefault(uses[-1].weight.name, []).append(path)
 
     sums: set[str] = set()
 
@@ -137,6 +145,7 @@ def trace(model: nn.Module, weights: Mapping[str, Weight], batch: Batch, keep: T
                 if use.output.data_ptr() in followed
             },
             len(names) == 1 and len(by_name[names[0]]) == 1 and names[0] in sums,
+            tuple(dict.fromkeys(path for name in names for path in later.get(name, ()))),
         )
         for key, names in groups.items()
     ]
@@ -188,6 +197,45 @@ def measure(
                 found.add_output(use)
     assert found is not None
     return found
+
+
+def settle(dense: UnitWalk, pruned: UnitWalk, name: str, batches: int) -> None:
+    """Move a batch norm's statistics by what its inputs moved from the dense network to the pruned one.
+
+    Paired, on the same samples, as for norms right behind a pruned layer; nothing happens where the norm does not run.
+    """
+    norm = pruned.model.get_submodule(name)
+    assert isinstance(norm, nn.modules.batchnorm._BatchNorm)
+    old, new = _spread(dense, name, batches), _spread(pruned, name, batches)
+    if old is None or new is None or norm.running_mean is None or norm.running_var is None:
+        return
+    norm.running_mean += (new[0] - old[0]).to(norm.running_mean.dtype)
+    norm.running_var *= (new[1] / old[1]).to(norm.running_var.dtype)
+
+
+def _spread(walk: UnitWalk, name: str, batches: int) -> tuple[Tensor, Tensor] | None:
+    """Mean and variance of every channel that a batch norm of the present unit, or right before it, is given."""
+    own = walk.model.get_submodule(name).running_mean
+    assert isinstance(own, Tensor)
+    sums: list[Tensor] = []
+    count = 0
+
+    def normed(inputs: Tensor, mean: Tensor) -> None:
+        nonlocal count
+        if storage(mean) != storage(own):
+            return
+        values = inputs.detach().movedim(1, 0).flatten(1).double()
+        found = torch.stack([values.sum(1), values.square().sum(1)])
+        sums[:] = [found if not sums else sums[0] + found]
+        count += values.shape[1]
+
+    for index in range(batches):
+        with Recorder((), lambda use: None, normed):
+            walk.run(index)
+    if not sums:
+        return None
+    mean, square = sums[0] / count
+    return mean, (square - mean.square()).clamp_min(1e-12)
 
 
 def _seen(

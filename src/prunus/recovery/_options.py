@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import numbers
 from dataclasses import dataclass
+from pathlib import Path
 
 from prunus.errors import BadInput
 
@@ -24,6 +25,8 @@ class ReconstructOptions:
         batch_size: samples that run at once, where the data do not come in batches.
         memory: bytes of activations kept in memory; what goes beyond is kept in files for the time of the run.
         progress: show a line with the time left; None shows it in a terminal.
+        folder: keep the state here after every block; a call with the same arguments goes on from it and ends in the
+            same bytes. The files stay until you delete them.
 
     Example:
         >>> ReconstructOptions(refine=0).damping
@@ -38,6 +41,7 @@ class ReconstructOptions:
     batch_size: int = 64
     memory: float = 1e9
     progress: bool | None = None
+    folder: str | Path | None = None
 
     def __post_init__(self) -> None:
         for name, low, high in (

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,14 +17,16 @@ from prunus.contract import Allocation, Masks, Pattern
 from prunus.errors import BadInput, PrunusWarning
 from prunus.layers import EMBEDDING, Weight, all_weights
 from prunus.pruning import allocations, find_masks, patterns
-from prunus.recovery._damage import damage
+from prunus.recovery._damage import Damage, around, damage, steps
 from prunus.recovery._descent import descend
 from prunus.recovery._layer import LayerResult, rebuild
-from prunus.recovery._moments import Moments, Stage, measure, trace
+from prunus.recovery._moments import Moments, Stage, measure, settle, trace
 from prunus.recovery._options import ReconstructOptions
 from prunus.recovery._progress import LayerProgress, progress
 from prunus.recovery._record import plain_layers
+from prunus.recovery._saved import Saved, saved
 from prunus.recovery._units import UnitWalk, divide, evaluating, looks_back
+from prunus.storage import digest, locked
 
 Sparsity = float | Mapping[str, float]
 
@@ -81,17 +84,22 @@ def reconstruct(
     inner = _unwrapped(model)
     calibration = calibrate_on(data, samples, options.batch_size, seed)
     shape = patterns.parse(pattern)
-    plan = _plan(inner, sparsity, shape, allocation, exclude, masks, misfits, calibration, options)
-    work = copy.deepcopy(inner)
-    with (
-        evaluating(inner),
-        evaluating(work),
-        plain_layers(inner),
-        torch.no_grad(),
-        progress(len(plan.names), options.progress) as line,
-    ):
-        job = _Reconstruction(inner, work, plan, calibration, options, line)
-        job.run()
+    exclude = (exclude,) if isinstance(exclude, str) else tuple(exclude)
+    said = allocation if isinstance(allocation, str) else getattr(allocation, "__qualname__", "function")
+    asked = (sparsity, shape, said, exclude, misfits, None if masks is None else digest(masks))
+    kept = saved(inner, calibration, options, *asked)
+    with nullcontext() if kept is None else locked(kept.folder, "reconstruction"):
+        plan = _plan(inner, sparsity, shape, allocation, exclude, masks, misfits, calibration, options, kept)
+        work = copy.deepcopy(inner)
+        with (
+            evaluating(inner),
+            evaluating(work),
+            plain_layers(inner),
+            torch.no_grad(),
+            progress(len(plan.names), options.progress) as line,
+        ):
+            job = _Reconstruction(inner, work, plan, calibration, options, line, kept)
+            job.run()
     notes: dict[str, Any] = {
         "from": "reconstruct", "pattern": str(shape), "sparsity": plan.asked, "allocation": plan.allocation,
         "samples": sum(batch.size for batch in calibration), "seed": seed,
@@ -173,7 +181,7 @@ class PruningPlan:
 
 def _plan(
     model: nn.Module, sparsity: Any, shape: Pattern, allocation: Any, exclude: Any, masks: Masks | None, misfits: str,
-    calibration: list[Batch], options: ReconstructOptions,
+    calibration: list[Batch], options: ReconstructOptions, kept: Saved | None,
 ) -> PruningPlan:  # fmt: skip
     if masks is not None:
         if not isinstance(masks, Masks) or not masks:
@@ -204,11 +212,71 @@ def _plan(
     if allocation == "damage":
         if isinstance(sparsity, Mapping):
             raise BadInput("allocation='damage' spreads one sparsity over the layers: give a number, not one for each.")
-        weights = {name: all_weights(model)[name] for name in first}
-        keeps = [_real_positions(batch) for batch in calibration]
-        with evaluating(model), plain_layers(model), torch.no_grad():
-            levels, shapes = damage(model, weights, float(sparsity), shape, calibration, keeps, options.damping)
+        choices = around(shape, float(sparsity))
+        stored = None if kept is None else kept.levels()
+        levels = stored or _measure(model, first, choices, calibration, options).levels(float(sparsity))[0]
+        if kept is not None and stored is None:
+            kept.keep_levels(levels)
+        if isinstance(shape, patterns.NM):
+            shapes = {name: choices[level] for name, level in levels.items()}
     return PruningPlan(tuple(first), shapes, levels, None, first.notes["sparsity"], said)
+
+
+def measure_damage(
+    model: nn.Module,
+    data: Any,
+    pattern: str | Pattern = "balanced:16",
+    exclude: Iterable[str] = (),
+    samples: int = 512,
+    seed: int = 0,
+    *,
+    grid: Sequence[float] = (0.0, 0.25, 0.5, 0.65, 0.8, 0.9, 0.95),
+    options: ReconstructOptions | None = None,
+) -> Damage:
+    """How much each layer's output suffers at growing sparsities, after the least-squares fit; the model is unchanged.
+
+    `reconstruct(..., allocation="damage")` uses such curves to spread its sparsity over the layers, and `prunus.plan`
+    can.
+
+    Args:
+        model: a trained network.
+        data: samples like those the model will meet; labels are ignored.
+        pattern: which sets of zeros are allowed. With N:M the curves run over all N, and `grid` is not used.
+        exclude: names and globs that are left out.
+        samples: how many samples to use.
+        seed: of the draw.
+        grid: the sparsities to measure.
+        options: the damping, the batch size.
+
+    Returns:
+        The curves; `levels(sparsity)` gives each layer's share.
+
+    Raises:
+        BadInput: if the data are missing, hold NaN or never reach a layer.
+
+    Example:
+        >>> model = prunus.models.make("fc:16-32-4", seed=0)
+        >>> found = measure_damage(model, torch.randn(64, 16), "2:4")
+        >>> [round(level, 2) for level in found.choices]
+        [0.0, 0.25, 0.5, 0.75]
+    """
+    options, shape = options or ReconstructOptions(), patterns.parse(pattern)
+    if not grid or list(grid) != sorted(set(grid)) or not 0 <= grid[0] <= grid[-1] < 1:
+        raise BadInput(f"grid is {grid!r}; give growing sparsities in [0, 1).")
+    inner = _unwrapped(model)
+    found = find_masks(inner, 0.0, exclude=exclude)
+    choices = steps(shape) if isinstance(shape, patterns.NM) else {float(s): shape for s in grid}
+    return _measure(inner, found, choices, calibrate_on(data, samples, options.batch_size, seed), options)
+
+
+def _measure(
+    model: nn.Module, names: Iterable[str], choices: Mapping[float, Pattern], calibration: list[Batch],
+    options: ReconstructOptions,
+) -> Damage:  # fmt: skip
+    weights = {name: all_weights(model)[name] for name in names}
+    keeps = [_real_positions(batch) for batch in calibration]
+    with evaluating(model), plain_layers(model), torch.no_grad():
+        return damage(model, weights, choices, calibration, keeps, options.damping)
 
 
 # ----------------------------------------------------------------------------------------------------------------- job
@@ -224,9 +292,12 @@ class _Reconstruction:
     calibration: list[Batch]
     options: ReconstructOptions
     line: LayerProgress
+    kept: Saved | None = None
     done: dict[str, LayerResult] = field(default_factory=dict)
     remarks: list[str] = field(default_factory=list)
     few: list[tuple[str, int, int]] = field(default_factory=list)
+    between: list[str] = field(default_factory=list)
+    settled: list[str] = field(default_factory=list)
 
     def run(self) -> None:
         self.weights = {name: all_weights(self.work)[name] for name in self.plan.names}
@@ -239,20 +310,66 @@ class _Reconstruction:
         self.old = UnitWalk(self.dense, units, self.calibration, memory)
         self.new = UnitWalk(self.work, units, self.calibration, memory)
         self.old.keep_all = self.new.keep_all = looks_back(self.dense, units, batch)
-        for unit in units:
-            self._unit([stage for stage in stages if _belongs(self.weights[stage.names[0]], self.work, unit)])
+        for number, unit in enumerate(units):
+            inside = [stage for stage in stages if _belongs(self.weights[stage.names[0]], self.work, unit)]
+            if not self._restore(number, unit, inside):
+                self._unit(unit, inside)
+                self._keep(number, unit, inside)
+            self.new.advance()
         self._remark()
 
-    def _unit(self, stages: list[Stage]) -> None:
+    def _keep(self, number: int, unit: str, stages: list[Stage]) -> None:
+        """Write what this unit became: its tensors and those of the norms behind it, its masks and errors."""
+        if self.kept is None:
+            return
+        norms = (norm for stage in stages for norm in stage.norms.values())
+        places = dict.fromkeys([unit, *norms, *self.settled])
+        state = {
+            f"{place}.{name}" if place else name: value
+            for place in places
+            for name, value in self.work.get_submodule(place).state_dict().items()
+        }
+        names = [name for stage in stages for name in stage.names]
+        tensors = {f"state/{name}": value for name, value in state.items()}
+        tensors |= {f"mask/{name}": self.done[name].mask for name in names}
+        few = [entry for entry in self.few if entry[0] in names]
+        self.kept.keep(number, tensors, {"errors": {n: self.done[n].errors() for n in names}, "few": few})
+
+    def _restore(self, number: int, unit: str, stages: list[Stage]) -> bool:
+        """Take back what `_keep` wrote in a run that was broken off."""
+        found = None if self.kept is None else self.kept.block(number)
+        if found is None:
+            return False
+        tensors, record = found
+        own = self.work.state_dict()
+        for name, value in tensors.items():
+            if name.startswith("state/"):
+                own[name.removeprefix("state/")].copy_(value)
+        for name, errors in record["errors"].items():
+            device = self.weights[name].parameter.device
+            self.done[name] = LayerResult(mask=tensors[f"mask/{name}"].to(device), **errors)
+            self.line.update(f"{name}  done before")
+        self.between = _outside(unit, stages)
+        self.few += [(str(name), int(count), int(columns)) for name, count, columns in record["few"]]
+        self.old.advance()
+        return True
+
+    def _settle(self, names: Iterable[str]) -> None:
+        for name in names:
+            settle(self.old, self.new, name, len(self.calibration))
+
+    def _unit(self, unit: str, stages: list[Stage]) -> None:
+        self._settle(self.between)
+        self.settled, self.between = self.between, _outside(unit, stages)
         for stage in stages:
             moments = measure(self.old, self.new, stage, self.weights, self.originals, self.keeps)
             for name in stage.names:
                 self._layer(name, stage, moments)
+            self._settle(name for name in stage.after if name not in self.between)
         self.old.advance()
         if self.options.descent and len(stages) > 1:
             masks = {self.weights[n].parameter: self.done[n].mask for stage in stages for n in stage.names}
             descend(self.new, self.old, masks, self.keeps, self.options)  # type: ignore[arg-type]
-        self.new.advance()
 
     def _layer(self, name: str, stage: Stage, moments: Moments) -> None:
         norm = self.work.get_submodule(stage.norms[name]) if name in stage.norms else None
@@ -278,6 +395,11 @@ class _Reconstruction:
                 f"The data give {count} inputs for the {columns} columns of {name}{more}: the fit rests on damping; "
                 "more samples make it better."
             )
+
+
+def _outside(unit: str, stages: Sequence[Stage]) -> list[str]:
+    """Batch norms that run after layers of a unit but lie outside of it."""
+    return [name for stage in stages for name in stage.after if unit and not name.startswith(f"{unit}.")]
 
 
 def _belongs(weight: Weight, model: nn.Module, unit: str) -> bool:

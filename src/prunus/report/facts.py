@@ -56,6 +56,8 @@ _LAYER = (
     "norm_removed",
     "certificate_share",
     "sensitivity",
+    "error_before",
+    "error_after",
     "time_us",
     "time_dense_us",
     "mac_dense",

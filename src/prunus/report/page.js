@@ -222,6 +222,7 @@
   const COLUMNS = [
     ["kept", (r) => r.kept / r.total, (r) => percent(r.kept / r.total), null, 1],
     ["energy removed", (r) => r.energy_removed, (r) => percent(r.energy_removed), (r) => r.energy_predicted, 1],
+    ["output error left", (r) => r.error_after, (r) => `${percent(r.error_after)}, by magnitude ${percent(r.error_before)}`, (r) => r.error_before, 1],
     ["norm removed", (r) => (r.norm ? r.norm_removed / r.norm : null), (r) => `${short(r.norm_removed)} of ${short(r.norm)}`, null, 1],
     ["sensitivity", (r) => r.sensitivity, (r) => (r.sensitivity >= 0 ? "+" : "−") + short(Math.abs(r.sensitivity)), null, 0],
     ["share of the certificate", (r) => r.certificate_share, (r) => percent(r.certificate_share), null, 1],

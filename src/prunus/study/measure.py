@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -106,7 +106,7 @@ def run_cell(cell: Cell, weights: bytes, base: dict[str, Any]) -> dict[str, Any]
     record |= {"quality_dense": base.get("quality", base["accuracy"]), "quality_int8": base.get("quality_int8")}
     record |= {"making": made.record, "making_seconds": time.perf_counter() - started}
     record |= _quality(cell, pruned, None if made.smaller else masks, test)
-    layers = _layers(cell, dense, masks, test)
+    layers = _layers(cell, dense, masks, test, made.record.get("layer_errors") or {})
     record |= _totals(layers)
     record["masks"] = pictures.masks(dense, masks)
     if settings.certify and not made.smaller:
@@ -196,8 +196,13 @@ def _tuned(cell: Cell, pruned: nn.Module, masks: Masks | None, test: Any) -> dic
     return found
 
 
-def _layers(cell: Cell, dense: nn.Module, masks: Masks, test: Any) -> list[dict[str, Any]]:
-    """For each layer: what is kept, energy removed and predicted, multiply-adds, and the loss it costs alone."""
+def _layers(
+    cell: Cell, dense: nn.Module, masks: Masks, test: Any, errors: Mapping[str, Mapping[str, float]]
+) -> list[dict[str, Any]]:
+    """For each layer: what is kept, energy removed and predicted, multiply-adds, and the loss it costs alone.
+
+    `errors` are those of a reconstruction: the relative squared error of the layer's outputs by magnitude and now.
+    """
     wanted = cell.settings.sensitivity and cell.settings.metric == "accuracy"
     costs = _costs(cell, dense, masks, test) if wanted else {}
     rows = []
@@ -215,6 +220,8 @@ def _layers(cell: Cell, dense: nn.Module, masks: Masks, test: Any) -> list[dict[
                 "mac_dense": row.multiply_adds,
                 "mac_kept": row.multiply_adds_kept,
                 "sensitivity": costs.get(row.name),
+                "error_before": errors.get(row.name, {}).get("before"),
+                "error_after": errors.get(row.name, {}).get("after"),
             }
         )
     return rows

@@ -8,6 +8,7 @@ Every run is the same loop with other callbacks; see `loop.py`, which is short.
 
 from __future__ import annotations
 
+from prunus.training._recipes import Recipe, recipe, recipes
 from prunus.training.distillation import DistilOptions, distil
 from prunus.training.gradual import GradualOptions, Regrowth, prune_gradually
 from prunus.training.history import Callback, History, Record
@@ -32,6 +33,7 @@ __all__ = [
     "ImpOptions",
     "Level",
     "Ramp",
+    "Recipe",
     "Record",
     "Regrowth",
     "Run",
@@ -50,6 +52,8 @@ __all__ = [
     "prune_gradually",
     "random_ticket",
     "recalibrate",
+    "recipe",
+    "recipes",
     "rescaled",
     "spearman",
     "trainer_callback",

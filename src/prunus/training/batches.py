@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.data import DataLoader, Subset, TensorDataset
 
-from prunus.adapters import Batch, IndexedSamples, as_batch
+from prunus.adapters import IGNORED, Batch, IndexedSamples, as_batch
 from prunus.data import Labelled, augment
 from prunus.errors import BadInput, UnknownName
 from prunus.storage import digest
@@ -133,6 +133,20 @@ def parts_of(batch: Batch) -> tuple[Inputs, Tensor]:
         raise BadInput("Training needs labels: give data of (input, label), or dicts with labels.")
     single = len(batch.args) == 1 and not batch.kwargs and isinstance(batch.args[0], Tensor)
     return batch.args[0] if single else batch, batch.labels
+
+
+def in_parts(inputs: Inputs, labels: Tensor, count: int) -> Iterator[tuple[Inputs, Tensor, float]]:
+    """A batch in `count` parts, each with its share of the labels: the losses times their shares are the batch's."""
+    if count == 1:
+        yield inputs, labels, 1.0
+        return
+    size = len(labels) if isinstance(inputs, Tensor) else inputs.size
+    whole = max(1, int((labels != IGNORED).sum())) if labels.dim() > 1 else len(labels)
+    for part in torch.arange(size, device=labels.device).chunk(count):
+        some = labels[part]
+        number = int((some != IGNORED).sum()) if labels.dim() > 1 else len(some)
+        if number:
+            yield (inputs[part] if isinstance(inputs, Tensor) else inputs.rows(part.tolist())), some, number / whole
 
 
 def reader(data: Any) -> Callable[[Tensor], tuple[Tensor, Tensor]] | None:

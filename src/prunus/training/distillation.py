@@ -207,7 +207,8 @@ class _Matching:
 
 
 def _real(values: Tensor, keep: Tensor | None) -> Tensor:
-    """Without padded positions."""
+    """Without padded positions; distances are taken in full precision."""
+    values = values.float() if values.dtype in (torch.bfloat16, torch.float16) else values
     return values[keep] if keep is not None and values.dim() == 3 and values.shape[:2] == keep.shape else values
 
 

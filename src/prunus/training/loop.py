@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,8 @@ from prunus.contract import Duration, Masks
 from prunus.errors import BadInput, PrunusError, RunFailed, first_line
 from prunus.storage import digest, locked
 from prunus.training import distributed
-from prunus.training.batches import Batches, Inputs, fingerprint, isolated
+from prunus.training.averaging import Averaging
+from prunus.training.batches import Batches, Inputs, fingerprint, in_parts, isolated
 from prunus.training.checkpoints import Checkpoints, pack_optimizer, require_same, unpack_optimizer
 from prunus.training.history import Callback, EachEpoch, History, Record
 from prunus.training.objective import Objective, correct, evaluate, labelled
@@ -140,7 +141,7 @@ class Run:
         self.batches = Batches(self.data, config.batch_size, config.seed, config.augment, config.workers)
         self.per_epoch = self.batches.per_epoch
         self.total = duration.steps(self.per_epoch)
-        self.by_epoch = duration.unit == "ep"
+        self.in_epochs = duration.unit == "ep"
         self.schedule: Schedule = config.plan(self.total)
         self.step, self.seconds, self.lr = self.start, 0.0, config.lr
         self.history, self.tally = History(), Tally()
@@ -150,10 +151,12 @@ class Run:
             raise BadInput("The model has no parameter that requires a gradient: there is nothing to train.")
         if self.masks is not None:
             require_filled(self.masks)
-        self.optimizer = config.make_optimizer(list(self.parameters))
+        self.optimizer = config.make_optimizer(list(self.parameters), self.model)
         self.objective = self.learn or Objective(self.model, config)
         self.device = next(iter(self.parameters)).device
-        self.hooks: list[Callback] = [*self.callbacks, *_wrapped(config.callbacks)]
+        self.mean = Averaging(config.ema) if config.ema else None
+        own = [self.mean] if self.mean is not None else []
+        self.hooks: list[Callback] = [*self.callbacks, *own, *_wrapped(config.callbacks)]
         self.hold: Any = None
         if config.tensorboard is not None and self.rank == 0:
             from prunus.training.tensorboard import TensorBoard
@@ -197,6 +200,8 @@ class Run:
             while self.step < self.last:
                 self._epoch(display)
             self._save(force=True)
+            if self.mean is not None:
+                self.mean.leave(self)
         return self.history
 
     def set_masks(self, masks: Masks) -> None:
@@ -225,19 +230,21 @@ class Run:
         self._save()
 
     def _step(self, inputs: Inputs, labels: Tensor, share: float) -> None:
-        self.lr = self.schedule.rate(self.config.lr, self.step, self.total, self.per_epoch, self.by_epoch)
         for group in self.optimizer.param_groups:
-            group["lr"] = self.lr
+            group["lr"] = self._rate(group.get("base", self.config.lr))
+        self.lr = self._rate(self.config.lr)
         for hook in self.hooks:
             hook.before_step(self)
         self.model.zero_grad(set_to_none=True)
-        if len(labels):
-            whole, plain, outputs = self._objective(inputs, labels)
+        for part, answers, size in in_parts(inputs, labels, self.config.accumulate) if len(labels) else ():
+            with self._precision():
+                whole, plain, outputs = self._objective(part, answers)
             loss = float(plain.detach())
             if not torch.isfinite(whole):
                 self.fail(f"The loss became {float(whole.detach())}")
-            (whole if self.world == 1 else whole * share).backward()
-            self.tally.add(loss, correct(outputs.detach(), labels), labelled(labels))
+            size *= share if self.world > 1 else 1.0
+            (whole if size == 1.0 else whole * size).backward()
+            self.tally.add(loss, correct(outputs.detach(), answers), labelled(answers))
         if self.world > 1:
             distributed.sum_gradients(p for p in self.model.parameters() if p.requires_grad)
             distributed.broadcast_buffers(self.model)
@@ -248,6 +255,12 @@ class Run:
         self.optimizer.step()
         for hook in self.hooks:
             hook.after_step(self)
+
+    def _rate(self, base: float) -> float:
+        return self.schedule.rate(base, self.step, self.total, self.per_epoch, self.in_epochs)
+
+    def _precision(self) -> Any:
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.precision == "bf16")
 
     def _objective(self, inputs: Inputs, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         if self.step > self.start:
@@ -267,9 +280,9 @@ class Run:
         loss, accuracy = self.tally.means()
         test_loss, test_accuracy = None, None
         if self.test is not None:
-            test_loss, test_accuracy = evaluate(
-                self.model, self.test, max(256, self.config.batch_size), self.config.loss
-            )
+            size = max(256, self.config.batch_size)
+            with self.mean.shown(self) if self.mean is not None else nullcontext():
+                test_loss, test_accuracy = evaluate(self.model, self.test, size, self.config.loss)
             if not math.isfinite(test_loss):
                 self.fail(f"The loss on the test data became {test_loss}")
         self._require_equal_ranks()

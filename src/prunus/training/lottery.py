@@ -24,6 +24,7 @@ from prunus.training.settings import FitConfig
 
 CONTROLS = ("shuffle-layers", "shuffle-global", "reinitialise")
 PLANNED = ("certified", "statistical")
+REWOUND = ("weights", "rate")
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,8 @@ class ImpOptions:
         domain: The inputs on which a round's error is bounded. For fraction="certified" a `prunus.Ball`, `Box` or
             `Samples`; for "statistical" the test data unless given.
         error: How far the pruned network of a round may be from the trained one.
+        rewound: What goes back in time after a round: the "weights" and the learning rate with them, or the "rate"
+            alone, while the kept weights stay as they were trained (Renda et al. 2020).
 
     Example:
         >>> prunus.training.ImpOptions(controls=("shuffle-layers",)).allocation
@@ -50,8 +53,11 @@ class ImpOptions:
     controls: tuple[str, ...] = ()
     domain: Any = None
     error: float | None = None
+    rewound: str = "weights"
 
     def __post_init__(self) -> None:
+        if self.rewound not in REWOUND:
+            raise UnknownName("thing to rewind", self.rewound, REWOUND)
         if self.allocation not in ("global", "uniform"):
             raise UnknownName("allocation for iterative pruning", self.allocation, ("global", "uniform"))
         for control in self.controls:
@@ -121,11 +127,12 @@ def imp(
         rounds: How often weights are removed.
         fraction: The part of what is left that a round removes; "certified" or "statistical" lets `prunus.plan`
             choose it.
-        rewind: The time whose weights the kept ones go back to.
+        rewind: The time whose weights the kept ones go back to, and the learning rate with them; see
+            `ImpOptions.rewound`.
         length: How long a dense run takes, such as "20ep" or "5000it".
         test: A data set to measure on after every epoch.
         config: How to train.
-        options: The allocation, what is never pruned, controls, the error allowed in a round.
+        options: The allocation, what is never pruned, what is rewound, controls, the error allowed in a round.
 
     Returns:
         One `Level` for each training, the dense one first.
@@ -146,7 +153,8 @@ def imp(
     masks = find_masks(model, 0.0, exclude=options.exclude)
     levels: list[Level] = []
     for index in range(rounds + 1):
-        trained, history = job.train(f"level-{index:02d}", masks)
+        start = levels[-1].model.state_dict() if levels and options.rewound == "rate" else None
+        trained, history = job.train(f"level-{index:02d}", masks, start)
         controls = {name: job.control(name, index, masks) for name in options.controls if index}
         levels.append(Level(index, trained, masks, history, controls))
         if index < rounds:
@@ -206,6 +214,7 @@ class _Job:
         about: dict[str, Any] = {"part": place.split("-")[0], "fraction": self.fraction}
         about |= {"allocation": self.options.allocation, "exclude": list(self.options.exclude)}
         about["error"] = self.options.error
+        about |= {"rewound": "rate"} if self.options.rewound == "rate" else {}
         run = Run(copied, self.data, self.length, self._config(place), masks, self.test, start=self.start, about=about)
         return copied, run.train()
 

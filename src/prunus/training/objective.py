@@ -24,7 +24,9 @@ def kind_of(loss: str, outputs: Tensor, labels: Tensor) -> str:
     return "binary" if outputs.dim() == 1 or outputs.shape[-1] == 1 else "cross_entropy"
 
 
-def loss_of(loss: str | Callable[[Tensor, Tensor], Tensor], outputs: Tensor, labels: Tensor) -> Tensor:
+def loss_of(
+    loss: str | Callable[[Tensor, Tensor], Tensor], outputs: Tensor, labels: Tensor, smoothing: float = 0.0
+) -> Tensor:
     """The mean loss of a batch."""
     if not isinstance(loss, str):
         return loss(outputs, labels)
@@ -35,8 +37,10 @@ def loss_of(loss: str | Callable[[Tensor, Tensor], Tensor], outputs: Tensor, lab
                 f"The model gives outputs of shape {tuple(outputs.shape)}; class scores (batch, classes) expected."
             )
         if outputs.dim() == labels.dim() + 1 and outputs.shape[:-1] == labels.shape:  # classes last, for each token
-            return F.cross_entropy(outputs.flatten(0, -2), labels.flatten())
-        return F.cross_entropy(outputs, labels)
+            return F.cross_entropy(outputs.flatten(0, -2), labels.flatten(), label_smoothing=smoothing)
+        return F.cross_entropy(outputs, labels, label_smoothing=smoothing)
+    if smoothing:
+        raise BadInput("label_smoothing spreads class labels over the classes, but this data has none: leave it out.")
     if kind == "binary":
         return F.binary_cross_entropy_with_logits(outputs.reshape(labels.shape), labels.to(outputs.dtype))
     return F.mse_loss(outputs.reshape(labels.shape), labels.to(outputs.dtype))
@@ -83,7 +87,11 @@ class Objective:
     def __call__(self, inputs: Inputs, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """(whole objective, plain loss, outputs)."""
         outputs, own = answer(self.model, inputs, self.config.loss)
-        plain = loss_of(self.config.loss, outputs, labels) if own is None else own
+        if own is not None and self.config.label_smoothing:
+            raise BadInput("The model computes its own loss from the labels: label_smoothing cannot change it.")
+        outputs = outputs.float() if outputs.dtype == torch.bfloat16 and self.config.precision == "bf16" else outputs
+        smoothing = self.config.label_smoothing
+        plain = loss_of(self.config.loss, outputs, labels, smoothing) if own is None else own
         whole = plain
         if self.teacher is not None:
             weight = self.config.distill_weight

@@ -13,6 +13,7 @@ from prunus.errors import UnknownName
 from prunus.training.settings import FitConfig, Schedule
 
 HERE, NOT_HERE = "runs here", "not run here"
+PAPER = "cosine-epoch"  # ledger I-2: the rate changes after each epoch
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ def _three(name: str, sgd: FitConfig, popup: FitConfig, ticket: dict[str, Any], 
 
 
 def _cifar(lr: float, weight_decay: float) -> FitConfig:
-    return FitConfig(lr=lr, weight_decay=weight_decay, batch_size=128, augment="resized-crop-flip")
+    return FitConfig(lr=lr, weight_decay=weight_decay, batch_size=128, augment="resized-crop-flip", schedule=PAPER)
 
 
 _IMAGENET = FitConfig(
@@ -50,7 +51,7 @@ _IMAGENET = FitConfig(
     batch_size=128,
     augment="resized-crop-flip",
     workers=2,
-    schedule=Schedule("cosine", warmup="5ep", cooldown="5ep", cooldown_lr=1e-5),
+    schedule=Schedule("cosine", warmup="5ep", cooldown="5ep", cooldown_lr=1e-5, by="epoch"),
 )
 _TANGENT = FitConfig(
     lr=0.1,
@@ -77,7 +78,7 @@ def _all() -> list[Preset]:
         options = {"model": f"imagenet-{net}", "data": "imagenet", "length": "105ep", "source": paper}
         found += _three(f"imagenet-{net}", _IMAGENET, _IMAGENET, ticket, **options)
     for net in ("lstm", "bilstm"):
-        sgd, popup = (FitConfig(lr=lr, batch_size=128, momentum=0.9) for lr in (1.0, 2.5))
+        sgd, popup = (FitConfig(lr=lr, batch_size=128, momentum=0.9, schedule=PAPER) for lr in (1.0, 2.5))
         ticket = {"sparsity": 0.5, "period": 45, "rate": 1.0}
         found += _three(f"imdb-{net}", sgd, popup, ticket, model=net, data="imdb", length="15ep", source=paper)
     tangent = "Yang and Wang, section 6.2 (ledger K-23)"
@@ -88,15 +89,15 @@ def _all() -> list[Preset]:
             model = f"{net}:width={width / base:g}"
             found.append(Preset(f"{net}-{width}", model, "cifar10", "160ep", _TANGENT, tangent))
     small = "ledger I-14 a"
-    popup = FitConfig(lr=0.3, batch_size=64)
+    popup = FitConfig(lr=0.3, batch_size=64, schedule=PAPER)
     found += _three(
-        "digits", FitConfig(lr=0.03, batch_size=64), popup, {"sparsity": 0.5, "period": 7, "rate": 0.1},
+        "digits", FitConfig(lr=0.03, batch_size=64, schedule=PAPER), popup, {"sparsity": 0.5, "period": 7, "rate": 0.1},
         model="fc:64-32-32-10", data="digits", length="100ep", source=small, reach=HERE,
     )  # fmt: skip
     small = "ledger I-14 b, with all training images"
     found += _three(
-        "fashion", FitConfig(lr=0.01, batch_size=128), FitConfig(lr=0.2, batch_size=128),
-        {"sparsity": 0.5, "period": 26, "rate": 0.3},
+        "fashion", FitConfig(lr=0.01, batch_size=128, schedule=PAPER),
+        FitConfig(lr=0.2, batch_size=128, schedule=PAPER), {"sparsity": 0.5, "period": 26, "rate": 0.3},
         model="fc:784-64-64-10", data="fashion-mnist", length="20ep", source=small, reach=HERE,
     )  # fmt: skip
     return found

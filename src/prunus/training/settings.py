@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import fnmatch
 import functools
 import math
 import numbers
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,13 @@ from torch import Tensor, nn
 
 from prunus.contract import Duration
 from prunus.errors import BadInput, UnknownName
+from prunus.layers import plain_name
 
 OPTIMIZERS = ("sgd", "adam", "adamw")
 SHAPES = ("constant", "cosine", "step")
-SCHEDULES = (*SHAPES, "warmup")
+SCHEDULES = (*SHAPES, "warmup", "cosine-epoch")
+PRECISIONS = ("full", "bf16")
+GROUPED = ("lr", "weight_decay")
 LOSSES = ("auto", "cross_entropy", "binary", "mse")
 
 
@@ -34,15 +38,16 @@ class Schedule:
     """The learning rate over time: `warmup`, then `shape`, then `cooldown` at a fixed rate.
 
     Attributes:
-        shape: "constant", "step", or "cosine": lr_e = lr (1 + cos(pi e / E)) / 2 with e the epoch (ledger I-2);
-            where the length is given in iterations, e and E count those.
-        warmup: How long the rate rises linearly to lr: epoch by epoch where it is given in epochs, step by step
-            where it is given in steps.
+        shape: "constant", "step", or "cosine": lr_e = lr (1 + cos(pi e / E)) / 2 with e the step, or the epoch (ledger
+            I-2).
+        warmup: How long the rate rises linearly to lr.
         milestones: When "step" multiplies the rate by `factor`; without any, at one half and at three quarters of the
             length.
         factor: The factor of "step".
         cooldown: How long the rate stays at `cooldown_lr` at the end.
         cooldown_lr: The rate of the cooldown.
+        by: "step" changes the rate of warm-up and cosine at every step; "epoch" after each epoch, as some papers do,
+            where the length (or the warm-up) is given in epochs.
 
     Example:
         >>> schedule = prunus.training.Schedule("step", milestones=("2ep",))
@@ -56,10 +61,13 @@ class Schedule:
     factor: float = 0.1
     cooldown: str = "0ep"
     cooldown_lr: float = 1e-5
+    by: str = "step"
 
     def __post_init__(self) -> None:
         if self.shape not in SHAPES:
             raise UnknownName("shape of a schedule", self.shape, SHAPES)
+        if self.by not in ("step", "epoch"):
+            raise UnknownName("unit of a schedule", self.by, ("step", "epoch"))
         for text in (self.warmup, self.cooldown, *self.milestones):
             Duration.parse(text)
         for name in ("factor", "cooldown_lr"):
@@ -67,10 +75,10 @@ class Schedule:
             if not (_is_number(value) and value >= 0.0):
                 raise BadInput(f"{name} of a schedule is {value!r}; it must be a finite number of at least 0.")
 
-    def rate(self, lr: float, step: int, total: int, per_epoch: int, by_epoch: bool = True) -> float:
+    def rate(self, lr: float, step: int, total: int, per_epoch: int, in_epochs: bool = True) -> float:
         """The learning rate of the step number `step` (from 0) in a run of `total` steps."""
         warm, cool = _steps(self.warmup, per_epoch), _steps(self.cooldown, per_epoch)
-        unit = per_epoch if by_epoch else 1
+        unit = per_epoch if in_epochs and self.by == "epoch" else 1
         if step < warm:
             each = unit if self.warmup.endswith("ep") else 1  # a warm-up in steps rises at every step
             return lr * (step // each + 1) / max(1, math.ceil(warm / each))
@@ -95,11 +103,20 @@ class FitConfig:
         momentum: Momentum of sgd.
         nesterov: Whether sgd uses Nesterov's momentum.
         weight_decay: Weight decay.
-        schedule: "constant", "cosine", "step", "warmup" (a twentieth of the length, then cosine), or a `Schedule`.
+        schedule: "constant", "cosine" (at every step), "cosine-epoch" (after each epoch), "step", "warmup" (a twentieth
+            of the length, then cosine), or a `Schedule`.
         batch_size: Samples in a step.
+        accumulate: In how many parts a batch goes through the model; gradients are added up, so that a step is the
+            same (but for batch norms) and needs less memory.
+        precision: "full", or "bf16": forward passes under autocast, weights and their updates in full.
+        groups: Other settings for some parameters: {name or glob: {"lr": ..., "weight_decay": ...}}. The first that
+            fits a parameter counts; the schedule bends its rate as it does the others.
+        ema: Decay of a running mean of the weights, such as 0.999; it is measured after every epoch and is what the run
+            leaves in the model. 0 leaves it out.
         clip: Largest norm of the gradient, or None.
         loss: "auto" picks cross entropy for class labels, the logistic loss for one output and squares for real labels;
             "cross_entropy", "binary" or "mse"; or a function of (outputs, labels).
+        label_smoothing: The part of each label that is spread over all classes while training, in [0, 1).
         spectral_penalty: Weight of twice the sum of squared spectral norms (ledger P-26; 2e-3 is a good one).
         penalty: Any function of the model, added to the loss as it is.
         distill_from: A trained network whose softened outputs are learnt too.
@@ -132,8 +149,13 @@ class FitConfig:
     weight_decay: float = 1e-4
     schedule: str | Schedule = "cosine"
     batch_size: int = 64
+    accumulate: int = 1
+    precision: str = "full"
+    groups: Mapping[str, Mapping[str, float]] = field(default_factory=dict, hash=False)
+    ema: float = 0.0
     clip: float | None = None
     loss: str | Callable[[Tensor, Tensor], Tensor] = "auto"
+    label_smoothing: float = 0.0
     spectral_penalty: float = 0.0
     penalty: Callable[[nn.Module], Tensor] | None = None
     distill_from: nn.Module | None = None
@@ -163,7 +185,16 @@ class FitConfig:
             value = getattr(self, name)
             if not (_is_number(value) and value >= low):
                 raise BadInput(f"{name} is {value!r}; it must be a finite number of at least {low:g}.")
-        for name, least in (("batch_size", 1), ("keep", 1), ("workers", 0)):
+        if self.precision not in PRECISIONS:
+            raise UnknownName("precision", self.precision, PRECISIONS)
+        for name in ("ema", "label_smoothing"):
+            value = getattr(self, name)
+            if not (_is_number(value) and 0.0 <= value < 1.0):
+                raise BadInput(f"{name} is {value!r}; it must lie in [0, 1).")
+        if self.label_smoothing and self.loss not in ("auto", "cross_entropy"):
+            raise BadInput(f"label_smoothing belongs to the cross entropy of class labels, not to loss={self.loss!r}.")
+        _check_groups(self.groups)
+        for name, least in (("batch_size", 1), ("keep", 1), ("workers", 0), ("accumulate", 1)):
             value = getattr(self, name)
             if not isinstance(value, numbers.Integral) or value < least:
                 raise BadInput(f"{name} is {value!r}; it must be a whole number of at least {least}.")
@@ -187,26 +218,65 @@ class FitConfig:
             return self.schedule
         if self.schedule == "warmup":
             return Schedule("cosine", warmup=f"{max(1, total // 20)}it")
+        if self.schedule == "cosine-epoch":
+            return Schedule("cosine", by="epoch")
         return Schedule(self.schedule)
 
-    def make_optimizer(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-        """The optimizer over `parameters`, with the rate at its start value."""
+    def make_optimizer(self, parameters: Sequence[nn.Parameter], model: nn.Module) -> torch.optim.Optimizer:
+        """The optimizer over `parameters` of `model`, with the rates at their start values.
+
+        A group's "base" is the rate that the schedule bends.
+        """
+        grouped = self._grouped(parameters, model) if self.groups else parameters
         if self.optimizer == "sgd":
             nesterov = self.nesterov and self.momentum > 0.0
             return torch.optim.SGD(
-                parameters, lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay, nesterov=nesterov
+                grouped, lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay, nesterov=nesterov
             )
         kind = torch.optim.Adam if self.optimizer == "adam" else torch.optim.AdamW
-        return kind(parameters, lr=self.lr, weight_decay=self.weight_decay)
+        return kind(grouped, lr=self.lr, weight_decay=self.weight_decay)
+
+    def _grouped(self, parameters: Sequence[nn.Parameter], model: nn.Module) -> list[dict[str, Any]]:
+        names = {id(parameter): plain_name(name) for name, parameter in model.named_parameters()}
+        members: dict[str, list[nn.Parameter]] = {glob: [] for glob in self.groups}
+        rest: list[nn.Parameter] = []
+        for parameter in parameters:
+            name = names.get(id(parameter), "")
+            glob = next((glob for glob in self.groups if fnmatch.fnmatchcase(name, glob)), None)
+            (rest if glob is None else members[glob]).append(parameter)
+        empty = next((glob for glob, found in members.items() if not found), None)
+        if empty is not None:
+            raise BadInput(f"groups names {empty!r}, which fits no parameter that is trained and not taken before.")
+        found: list[dict[str, Any]] = [
+            {"params": part, **self.groups[glob], "base": self.groups[glob].get("lr", self.lr)}
+            for glob, part in members.items()
+        ]
+        return [*found, {"params": rest, "base": self.lr}] if rest else found
 
     def record(self) -> dict[str, Any]:
         """The fields that decide the result, as JSON: what a resumed run must agree on."""
         silent = {"folder", "every", "keep", "resume", "tensorboard", "progress", "callbacks", "workers"}
         found: dict[str, Any] = {}
-        for field in dataclasses.fields(self):
-            if field.name not in silent:
-                found[field.name] = _plain(getattr(self, field.name))
+        for entry in dataclasses.fields(self):
+            value = getattr(self, entry.name)
+            if entry.name not in silent and not (entry.name in LATER and value == LATER[entry.name]):
+                found[entry.name] = _plain(value)
         return found
+
+
+LATER: dict[str, Any] = {"accumulate": 1, "precision": "full", "groups": {}, "ema": 0.0, "label_smoothing": 0.0}
+"""Settings that older runs did not know, with what they had instead: such runs can still be resumed."""
+
+
+def _check_groups(groups: Any) -> None:
+    if not isinstance(groups, Mapping) or not all(isinstance(value, Mapping) for value in groups.values()):
+        raise BadInput('groups must be a mapping of names to settings, as in {"*.bias": {"weight_decay": 0.0}}.')
+    for glob, settings in groups.items():
+        for name, value in settings.items():
+            if name not in GROUPED:
+                raise UnknownName(f"setting of the group {glob!r}", name, GROUPED)
+            if not (_is_number(value) and value >= 0.0):
+                raise BadInput(f"{name} of the group {glob!r} is {value!r}; it must be a finite number of at least 0.")
 
 
 def _is_number(value: Any) -> bool:
@@ -238,6 +308,8 @@ def _plain(value: Any) -> Any:
         from prunus.storage import digest
 
         return f"network {digest(value.state_dict())[:16]}"
+    if isinstance(value, Mapping):
+        return {name: dict(settings) for name, settings in value.items()}
     if callable(value):
         return f"{getattr(value, '__module__', '?')}.{getattr(value, '__qualname__', type(value).__qualname__)}"
     return value

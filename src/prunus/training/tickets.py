@@ -173,7 +173,7 @@ def find_ticket(
         >>> ticket.method, ticket.masks.sparsity, len(ticket.history)
         ('iterand', 0.5, 2)
     """
-    config, options = config or FitConfig(lr=0.3), options or TicketOptions()
+    config, options = config or FitConfig(lr=0.3, schedule="cosine-epoch"), options or TicketOptions()
     if seed is not None:
         config = config.replace(seed=seed)
     if method not in METHODS:

@@ -58,7 +58,7 @@ def by_width(
     for width in widths:
         for (method, init), known in table.items():
             lr = settings["sgd_lr"] if method == "sgd" else settings["lr"]
-            config = FitConfig(lr=lr, batch_size=settings["batch_size"])
+            config = FitConfig(schedule="cosine-epoch", lr=lr, batch_size=settings["batch_size"])
             ticket = {"sparsity": 0.5, "period": settings["period"], "rate": settings["rate"]}
             found = []
             for seed in seeds:
@@ -111,7 +111,11 @@ def sparsities(
             found = []
             for number in range(seed + 1, seed + 1 + seeds):
                 model = make("fc:64-64-64-10", init="signed_constant", seed=number, bias=False)
-                found.append(score_of(model, pair, method, length, FitConfig(lr=0.3, seed=number), ticket))
+                found.append(
+                    score_of(
+                        model, pair, method, length, FitConfig(schedule="cosine-epoch", lr=0.3, seed=number), ticket
+                    )
+                )
             rows.append({"sparsity": sparsity, "method": method, **summary(found), "published": "lost"})
     return rows
 
@@ -147,7 +151,9 @@ def period_rate(
         found = []
         for number in range(seed + 1, seed + 1 + count):
             model = make("fc:64-32-32-10", width=0.5, init="signed_constant", seed=number, bias=False)
-            found.append(score_of(model, pair, method, length, FitConfig(lr=0.3, seed=number), ticket))
+            found.append(
+                score_of(model, pair, method, length, FitConfig(schedule="cosine-epoch", lr=0.3, seed=number), ticket)
+            )
         return {**summary(found), "seeds": count}
 
     steps = 2100
@@ -200,7 +206,9 @@ def imdb_lstm(
     rows = []
     for method, known in published.items():
         init = "kaiming_uniform" if method == "sgd" else "signed_constant"
-        config = FitConfig(lr=1.0 if method == "sgd" else 2.5, batch_size=64, clip=1.0, seed=seed)
+        config = FitConfig(
+            schedule="cosine-epoch", lr=1.0 if method == "sgd" else 2.5, batch_size=64, clip=1.0, seed=seed
+        )
         model: Any = make("lstm", width=width, init=init, seed=seed, vocabulary=len(vectors))
         model.embedding.weight.requires_grad_(False).copy_(vectors)
         found = score_of(model, pair, method, f"{epochs}ep", config, ticket)
@@ -231,7 +239,7 @@ def conv6_cifar(
         lr = 0.01 if method == "sgd" else 0.2
         found = []
         for number in range(seed + 1, seed + 1 + seeds):
-            config = FitConfig(lr=lr, batch_size=128, augment="crop-flip", seed=number)
+            config = FitConfig(schedule="cosine-epoch", lr=lr, batch_size=128, augment="crop-flip", seed=number)
             model = make("conv6", width=width, init=init, seed=number)
             ticket = {"sparsity": 0.5, "period": 300, "rate": 0.1, "options": TicketOptions()}
             found.append(score_of(model, pair, method, f"{epochs}ep", config, ticket))

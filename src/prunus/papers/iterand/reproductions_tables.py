@@ -50,10 +50,10 @@ def ticket_table_7(
             for method in ("iterand", "edge-popup"):
                 model = make("fc:64-64-64-10", init="signed_constant", seed=number, bias=False)
                 ticket = {"sparsity": level, "period": 7, "rate": 0.1}
-                config = FitConfig(lr=0.3, seed=number, progress=False)
+                config = FitConfig(schedule="cosine-epoch", lr=0.3, seed=number, progress=False)
                 found[method].append(score_of(model, (train, test), method, length, config, ticket))
             dense = make("fc:64-64-64-10", init="kaiming_normal", seed=number, bias=False)
-            config = FitConfig(lr=0.03, seed=number, progress=False)
+            config = FitConfig(schedule="cosine-epoch", lr=0.03, seed=number, progress=False)
             part = 1 - (1 - level) ** (1 / 3)
             last = imp(dense, train, rounds=3, fraction=part, length=_share(length, 4), config=config)[-1]
             found["imp"].append(100 * accuracy(last.model, test))
@@ -81,7 +81,7 @@ def ticket_table_8(seed: int = 0, seeds: int = 5, length: str = "100ep") -> list
             values = []
             for number in range(seed + 1, seed + 1 + seeds):
                 model = make("fc:64-32-32-10", width=width, init="kaiming_uniform", seed=number, bias=False)
-                config = FitConfig(lr=0.3, seed=number, progress=False)
+                config = FitConfig(schedule="cosine-epoch", lr=0.3, seed=number, progress=False)
                 values.append(score_of(model, pair, method, length, config, ticket))
             rows.append({"method": method, "width": width, **_beside(values, published, "ResNet18")})
     return rows

@@ -155,7 +155,9 @@ def finetune_resnet20(
         once = accuracy(model, test)
         recalibrate(model, train)
         settled = accuracy(model, test)
-        config = FitConfig(lr=0.01, weight_decay=1e-4, batch_size=128, augment="crop-flip", seed=seed)
+        config = FitConfig(
+            lr=0.01, weight_decay=1e-4, schedule="cosine-epoch", batch_size=128, augment="crop-flip", seed=seed
+        )
         fit(model, part, length, config, masks)
         after = accuracy(model.eval(), test)
         row = {"sparsity": round(masks.sparsity, 4), "pattern": pattern, "dense": before, "pruned": once}

@@ -31,7 +31,7 @@ from prunus.training.settings import FitConfig
 Rows = list[dict[str, Any]]
 _NOTE = "figure without numbers; width, images and epochs are reduced here"
 # Ledger K-23, shortened: rate and momentum as published.
-_CIFAR = FitConfig(lr=0.1, momentum=0.9, weight_decay=1e-4, schedule="cosine", batch_size=50)
+_CIFAR = FitConfig(lr=0.1, momentum=0.9, weight_decay=1e-4, schedule="cosine-epoch", batch_size=50)
 _MNIST = FitConfig(lr=0.1, momentum=0.0, weight_decay=0.0, schedule="constant", batch_size=128)
 
 
