@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
+import prunus
 from prunus.adapters import Batch, as_batch, batch_loss, batches, call, example_input, main_output, output_tensors
 from prunus.errors import BadInput
 from prunus.models import make
@@ -176,3 +177,26 @@ def test_models_of_transformers_run_on_their_example(kind: str) -> None:
 def test_numpy_scalars_are_labels() -> None:
     found = next(batches([(np.zeros(3, dtype=np.float32), np.int64(1))] * 2))
     assert found.labels.tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("what", ["snip", "wanda", "reconstruct", "shrink"])
+def test_data_with_nan_are_refused_where_they_are_read(what: str) -> None:
+    model = make("fc:8-6-3", seed=0)
+    x = torch.randn(16, 8)
+    x[3, 2] = float("nan")
+    data = TensorDataset(x, torch.zeros(16, dtype=torch.long))
+    with pytest.raises(BadInput, match="The data holds 1 NaN"):
+        if what == "reconstruct":
+            prunus.reconstruct(model, 0.5, data)
+        elif what == "shrink":
+            prunus.shrink(model, 0.5, example=torch.zeros(1, 8), data=data)
+        else:
+            prunus.find_masks(model, 0.5, score=what, data=data)
+
+
+def test_labels_that_do_not_fit_are_one_sentence() -> None:
+    model = make("fc:8-6-3", seed=0)
+    data = TensorDataset(torch.randn(16, 8), torch.full((16,), 99))
+    with pytest.raises(BadInput, match="run from 99 to 99") as refused:
+        prunus.find_masks(model, 0.5, score="snip", data=data)
+    assert "\n" not in str(refused.value)

@@ -9,7 +9,16 @@
 
 from __future__ import annotations
 
-from prunus.adapters._calls import arguments, as_weights, batch_loss, call, forward_names, main_output, output_tensors
+from prunus.adapters._calls import (
+    arguments,
+    as_weights,
+    batch_loss,
+    call,
+    check_finite,
+    forward_names,
+    main_output,
+    output_tensors,
+)
 from prunus.adapters._data import IGNORED, LABELS, Batch, IndexedSamples, as_batch, batches
 from prunus.adapters._examples import example_input
 
@@ -24,6 +33,7 @@ __all__ = [
     "batch_loss",
     "batches",
     "call",
+    "check_finite",
     "example_input",
     "forward_names",
     "main_output",

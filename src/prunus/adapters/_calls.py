@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from prunus.adapters._data import Batch
@@ -97,11 +98,51 @@ def batch_loss(model: nn.Module, batch: Batch, loss: Callable[[Tensor, Tensor], 
     """
     if batch.labels is None:
         raise BadInput("The loss needs labels: pass data that give (inputs, labels), or dicts with labels.")
-    if loss is not None:
-        return loss(main_output(call(model, batch)), batch.labels)
-    output = call(model, batch, labels=True)
+    output = call(model, batch, labels=loss is None)
     own = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
-    return own if isinstance(own, Tensor) else nn.functional.cross_entropy(main_output(output), batch.labels)
+    if loss is None and isinstance(own, Tensor):
+        return own
+    outputs = main_output(output)
+    try:
+        return (loss or nn.functional.cross_entropy)(outputs, batch.labels)
+    except (IndexError, RuntimeError, ValueError) as error:  # what torch says of labels that do not fit
+        if isinstance(error, BadInput):
+            raise
+        raise BadInput(
+            f"The loss cannot be computed ({first_line(error)}): the outputs have shape {tuple(outputs.shape)}, the "
+            f"labels {_described(batch.labels)}."
+        ) from error
+
+
+def _described(labels: Tensor) -> str:
+    shape = f"shape {tuple(labels.shape)}"
+    whole = labels.numel() and not labels.is_floating_point()
+    return f"{shape} and run from {int(labels.min())} to {int(labels.max())}" if whole else shape
+
+
+def check_finite(batch: Batch) -> Batch:
+    """Refuse a batch that holds NaN or infinity: whatever is computed from it says nothing.
+
+    Args:
+        batch: any batch. Masks may hold -inf, so what has "mask" in its name is passed over.
+
+    Returns:
+        The batch.
+
+    Raises:
+        BadInput: if a number is not finite.
+
+    Example:
+        >>> import torch
+        >>> check_finite(as_batch(torch.zeros(3, 4))).size
+        3
+    """
+    named = [value for name, value in batch.kwargs.items() if "mask" not in name]
+    for value in (*batch.args, *named):
+        if isinstance(value, Tensor) and value.is_floating_point() and not bool(torch.isfinite(value).all()):
+            count = int((~torch.isfinite(value)).sum())
+            raise BadInput(f"The data holds {count} NaN or infinite values in one batch: repair it or leave it out.")
+    return batch
 
 
 _MAIN = ("logits", "sentence_embedding", "last_hidden_state", "prediction_logits", "pooler_output")

@@ -24,7 +24,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.data import Dataset
 
 from prunus._by_path import import_object, is_import_path
-from prunus.adapters import Batch, batch_loss, batches, call, main_output
+from prunus.adapters import Batch, batch_loss, batches, call, check_finite, main_output
 from prunus.contract import Score, ScoreContext
 from prunus.errors import BadInput
 from prunus.layers import all_weights
@@ -213,7 +213,7 @@ def _batches(context: ScoreContext, score: str) -> Iterator[Batch]:
     together = isinstance(context.data, (Tensor, np.ndarray, tuple, Mapping))  # tensors given whole are one batch
     size = sys.maxsize if together else 128
     for batch in batches(context.data, size, shuffle=isinstance(context.data, Dataset), seed=context.draw_seed(1)):
-        yield batch.to(device)
+        yield check_finite(batch).to(device)
 
 
 def _gradients(context: ScoreContext, score: str) -> list[Tensor | None]:

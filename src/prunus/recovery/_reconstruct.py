@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from prunus.adapters import Batch, batches
+from prunus.adapters import Batch, batches, check_finite
 from prunus.contract import Allocation, Masks, Pattern
 from prunus.errors import BadInput, PrunusWarning
 from prunus.layers import EMBEDDING, Weight, all_weights
@@ -132,7 +132,7 @@ def calibrate_on(data: Any, samples: int, batch_size: int, seed: int) -> list[Ba
     count = 0
     for batch in batches(data, size=min(batch_size, samples), shuffle=True, seed=seed):
         batch = batch if count + batch.size <= samples else _head(batch, samples - count)
-        found.append(Batch(batch.args, batch.kwargs, None, batch.size))
+        found.append(check_finite(Batch(batch.args, batch.kwargs, None, batch.size)))
         count += batch.size
         if count >= samples:
             break

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from prunus.adapters import Batch, batches
+from prunus.adapters import Batch, batches, check_finite
 from prunus.errors import BadInput, UnknownName
 from prunus.structure._recover import joined
 from prunus.structure.allocations import ALLOCATIONS
@@ -92,7 +92,7 @@ def looked_at(data: Any, options: Options) -> list[Batch]:
         return []
     found: list[Batch] = []
     for batch in batches(data, size=min(options.samples, 128), shuffle=True, seed=options.seed):
-        found.append(batch)
+        found.append(check_finite(batch))
         if sum(each.size for each in found) >= options.samples:
             break
     if not found:

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Subset, TensorDataset
 
 from prunus.adapters import IGNORED, Batch, IndexedSamples, as_batch
+from prunus.adapters import check_finite as check_batch
 from prunus.data import Labelled, augment
 from prunus.errors import BadInput, UnknownName
 from prunus.storage import digest
@@ -179,12 +180,8 @@ def first_inputs(data: Any, count: int = 1) -> Tensor:
 
 
 def check_finite(inputs: Inputs) -> None:
-    """Refuse data that holds NaN or infinity: whatever is computed from it says nothing."""
-    values = (inputs,) if isinstance(inputs, Tensor) else (*inputs.args, *inputs.kwargs.values())
-    for value in values:
-        if isinstance(value, Tensor) and value.is_floating_point() and not bool(torch.isfinite(value).all()):
-            count = int((~torch.isfinite(value)).sum())
-            raise BadInput(f"The data holds {count} NaN or infinite values in one batch: repair it or leave it out.")
+    """Refuse data that holds NaN or infinity."""
+    check_batch(Batch((inputs,), {}, None, len(inputs)) if isinstance(inputs, Tensor) else inputs)
 
 
 def in_order(data: Any, batch_size: int = 256, limit: int | None = None) -> Iterator[tuple[Inputs, Tensor]]:
