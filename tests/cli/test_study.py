@@ -60,3 +60,29 @@ def test_bad_input_is_one_sentence_and_status_2(
     assert part in error
     assert error.count("\n") == 1
     assert not (tmp_path / "runs" / "study.sqlite").exists()
+
+
+def test_every_setting_is_a_flag_with_its_own_words(capsys: pytest.CaptureFixture[str]) -> None:
+    """The flags are made from `Settings`: none is missing, and the help is the line of its docstring."""
+    import dataclasses
+
+    from prunus.cli.options import attributes
+    from prunus.study import Settings
+
+    texts = attributes(Settings)
+    assert list(texts) == [field.name for field in dataclasses.fields(Settings)]
+    assert run(["study", "--help"]) == 0
+    shown = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    for name, text in texts.items():
+        assert f"--{name.replace('_', '-')}" in shown
+        assert " ".join(text.replace("`", "").split()[:4]) in shown, name
+
+
+def test_flags_of_training_are_fields_of_its_settings() -> None:
+    import dataclasses
+
+    from prunus.cli._training import Flags, Place
+    from prunus.training import FitConfig, Schedule
+
+    fields = {field.name for owner in (FitConfig, Schedule) for field in dataclasses.fields(owner)}
+    assert {field.name for owner in (Flags, Place) for field in dataclasses.fields(owner)} <= fields

@@ -7,13 +7,14 @@ import dataclasses
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Group, Parameter
 
 from prunus import cli
 from prunus.cli import visible
-from prunus.cli.options import DataDir, Exclude, Json, Seed
+from prunus.cli.options import Json, Seed, flags_of
+from prunus.study.grid import Settings
 
 _Many = Parameter(consume_multiple=True, negative="")
 
@@ -40,49 +41,11 @@ class Axes:
     seeds: Annotated[int | None, Parameter(help="How many seeds, counted from --seed; 3 unless given.")] = None
 
 
-@Parameter(name="*", group=Group("What all cells share", sort_key=2))
-@dataclasses.dataclass(frozen=True)
-class Choices:
-    """What all cells share."""
-
-    weights: Annotated[Path | None, Parameter(help="Trained weights; without them each network is trained.")] = None
-    length: Annotated[str | None, Parameter(help="Training of the dense network, as in 10ep or 5000it.")] = None
-    lr: Annotated[float | None, Parameter(help="Learning rate of that training.")] = None
-    augment: Annotated[str | None, Parameter(help="none, crop-flip or resized-crop-flip.")] = None
-    recalibrate: Annotated[int | None, Parameter(help="Batches for new batch-norm statistics after pruning.")] = None
-    finetune: Annotated[str | None, Parameter(help="Training after pruning, zeros held; none unless given.")] = None
-    finetune_lr: Annotated[float | None, Parameter(help="Learning rate of the fine-tune.")] = None
-    allocation: Annotated[str | None, Parameter(help="uniform, global, erk or lamp.")] = None
-    exclude: Exclude | None = None
-    certify: Annotated[int | None, Parameter(help="Test points certified with their neighbourhoods; 0: none.")] = None
-    labels: Annotated[int | None, Parameter(help="Test points whose label is proved there; 100; 0: none.")] = None
-    certify_seconds: Annotated[
-        float | None, Parameter(help="Time for the linear relaxation of large networks; none unless given.")
-    ] = None
-    radius: Annotated[float | None, Parameter(help="2-norm radius of these neighbourhoods.")] = None
-    held_out: Annotated[
-        int | None, Parameter(help="Test points behind the statistical certificate; 500 unless given, 0: none.")
-    ] = None
-    sensitivity: Annotated[
-        int | None, Parameter(help="Test points for what each layer costs alone; 512 unless given, 0: none.")
-    ] = None
-    samples: Annotated[
-        int | None, Parameter(help="Training points for reconstruct, without labels; 512 unless given.")
-    ] = None
-    distil: Annotated[str | None, Parameter(help="Distillation in methods that end with distil; 1ep.")] = None
-    gradual: Annotated[str | None, Parameter(help="Training in the method gradual; 4ep unless given.")] = None
-    look: Annotated[int | None, Parameter(help="Training points for scores that need data; 2048 unless given.")] = None
-    kernel: Annotated[int | None, Parameter(help="Test points of the tangent kernel; 0: none.")] = None
-    compress: Annotated[bool | None, Parameter(help="Pack the pruned network and time it.")] = None
-    batch: Annotated[int | None, Parameter(help="Examples in the batch that is timed.")] = None
-    metric: Annotated[
-        str | None, Parameter(help="accuracy, perplexity, spearman, or `package.module:function` of (model, data).")
-    ] = None
-    second_batch: Annotated[int | None, Parameter(help="A second batch size that is timed.")] = None
-    integers: Annotated[bool | None, Parameter(help="Also time and judge integer products.")] = None
-    peers: Annotated[bool | None, Parameter(help="Also time ONNX Runtime in float32 and int8, and judge int8.")] = None
-    examples: Annotated[int | None, Parameter(help="Examples before and after pruning for the page.")] = None
-    data_dir: DataDir = None
+if TYPE_CHECKING:
+    Choices = Any
+else:
+    _OWN = {"weights": Path, "data_dir": Path, "exclude": Annotated[list[str], Parameter(negative="")]}
+    Choices = flags_of(Settings, _OWN, Parameter(name="*", group=Group("What all cells share", sort_key=2)))
 
 
 @Parameter(name="*", group=Group("Where and how they run", sort_key=3))

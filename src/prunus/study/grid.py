@@ -36,31 +36,43 @@ _LATER_SETTINGS = ("samples", "distil", "gradual", "labels", "metric", "second_b
 class Settings:
     """What all cells of a study share.
 
-    weights      file with trained weights; without one, each network is trained for `length`
-    length       training of the dense network, "10ep" or "5000it"; lr, batch_size and augment as in `FitConfig`
-    recalibrate  batches from which batch-norm statistics are taken anew after pruning; 0 leaves them
-    finetune     training after pruning with the masks held; "0ep" leaves it out
-    allocation   how the zeros are shared between layers; exclude: layers that are never pruned
-    look         training points given to a score that needs data
-    samples      training points that the method "reconstruct" adjusts the weights on, without their labels
-    distil       length of the distillation in methods that end with "distil"
-    gradual      length of the training in the method "gradual"; both use finetune_lr
-    certify      how many test points are certified with their neighbourhoods of 2-norm `radius`; 0 leaves it out
-    labels       how many test points are asked whether their label is proved the same in that neighbourhood; 0: none.
-                 Networks that are large or have convolutions take it only with `certify_seconds`
-    certify_seconds  time for the linear relaxation of large networks, for all points together (small ones take what
-                 they need); those networks are certified in float64, where rounding does not drown the bound
-    held_out     test points behind the statistical certificate; 0 leaves it out
-    sensitivity  test points on which the loss of each layer alone is measured; 0 leaves it out
-    kernel       how many test points the tangent kernel is computed on; 0 leaves it out
-    compress     pack the pruned network and time it against the dense one on a batch of `batch`
-    metric       what the networks are judged by: "accuracy", "perplexity", "spearman" or "package.module:function"
-    second_batch a second batch size that is timed; 0: none
-    integers     also time the packed network with integer products (int8 weights and inputs)
-    peers        also time the dense network in ONNX Runtime, in float32 and int8, and judge the int8 one
-    examples     how many examples before and after pruning are kept for the page: images that changed their label,
-                 generated text, nearest sentences
-    data_dir     folder of the public data sets; where it lies does not change a cell's key
+    The flags of `prunus study` are made from this class: a field that is added here, with its line below, is a flag.
+
+    Attributes:
+        weights: File with trained weights; without one each network is trained.
+        length: Training of the dense network, as in 10ep or 5000it.
+        lr: Learning rate of that training.
+        batch_size: Samples in a step of any training.
+        augment: none, crop-flip or resized-crop-flip, in any training.
+        recalibrate: Batches from which batch-norm statistics are taken anew after pruning; 0 leaves them.
+        finetune: Training after pruning, zeros held; 0ep leaves it out.
+        finetune_lr: Learning rate of the fine-tune, and of the methods distil and gradual.
+        allocation: How the zeros are shared between layers: uniform, global, erk or lamp.
+        exclude: Names or globs of layers that are never pruned.
+        look: Training points given to a score that needs data.
+        samples: Training points that the method reconstruct adjusts the weights on, without their labels.
+        distil: Length of the distillation in methods that end with distil.
+        gradual: Length of the training in the method gradual.
+        certify: Test points that are certified with their neighbourhoods; 0 leaves it out.
+        labels: Test points whose label is proved the same in that neighbourhood; 0 leaves it out. Networks that are
+            large or have convolutions take it only with certify_seconds.
+        certify_seconds: Seconds for the linear relaxation of large networks, for all points together (small ones take
+            what they need); those networks are certified in float64, where rounding does not drown the bound.
+        radius: 2-norm radius of these neighbourhoods.
+        held_out: Test points behind the statistical certificate; 0 leaves it out.
+        sensitivity: Test points on which the loss of each layer alone is measured; 0 leaves it out.
+        kernel: Test points that the tangent kernel is computed on; 0 leaves it out.
+        compress: Pack the pruned network and time it against the dense one.
+        batch: Examples in the batch that is timed.
+        metric: What the networks are judged by: accuracy, perplexity, spearman, or `package.module:function` of
+            (model, data).
+        second_batch: A second batch size that is timed; 0 leaves it out.
+        integers: Also time and judge the packed network with integer products (int8 weights and inputs).
+        peers: Also time the dense network in ONNX Runtime, in float32 and int8, and judge the int8 one.
+        examples: Examples before and after pruning that are kept for the page: images that changed their label,
+            generated text, nearest sentences.
+        data_dir: Folder of the public data sets; PRUNUS_DATA is used otherwise. Where it lies does not change a cell's
+            key.
 
     Example:
         >>> quick = prunus.study.Settings(length="1ep", certify=0, kernel=0)
