@@ -3,9 +3,9 @@
     cert = prunus.certify(model, masks, prunus.Ball(radius=1.0))
     cert.bound, cert.attained, cert.method          # both sides, and which method won
 
-The graph of a network is read into pieces (`pieces`), one rule for each operation (`rules`). Methods: the layer
-recursion (`sizes`), norms of products (`products`), intervals of the difference (`intervals`), linear relaxation
-(`relaxation`).
+`reading/` makes pieces of a network's operators, one rule for each. `bounds/` has the methods: the layer recursion, norms
+of products, intervals of the difference, linear relaxation backwards, zonotopes forwards. `prover/` decides: equal
+within a tolerance, or the same labels, on a whole domain.
 """
 
 from __future__ import annotations
