@@ -3,9 +3,9 @@
     cert = prunus.certify(model, masks, prunus.Ball(radius=1.0))
     cert.bound, cert.attained, cert.method          # both sides, and which method won
 
-`reading/` makes pieces of a network's operators, one rule for each. `bounds/` has the methods: the layer recursion, norms
-of products, intervals of the difference, linear relaxation backwards, zonotopes forwards. `prover/` decides: equal
-within a tolerance, or the same labels, on a whole domain.
+`reading/` makes pieces of a network's operators, one rule for each. `bounds/` has the methods: the layer recursion,
+norms of products, intervals of the difference, linear relaxation backwards, zonotopes forwards. `prover/` decides:
+equal within a tolerance, or the same labels, on a whole domain.
 """
 
 from __future__ import annotations
