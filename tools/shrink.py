@@ -73,7 +73,7 @@ def resnet(name: str, folder: Path, peer: bool, fraction: float) -> None:
     record("shrink-trained", rows, "CIFAR-10, the whole test set. Trained with distillation from the original.")
 
 
-def minilm(folder: Path) -> None:
+def minilm(folder: Path, length: str) -> None:
     """Half of the MLP neurons and a third of the heads of a sentence encoder: Spearman on the STS benchmark."""
     from tools.quality import minilm as network
 
@@ -91,14 +91,17 @@ def minilm(folder: Path) -> None:
     stages: dict[str, Callable[[nn.Module | None], nn.Module]] = {
         "by magnitude": lambda _: make(False),
         "by reconstruction, layers solved": lambda _: make(True),
-        "then distilled": lambda model: _distilled(model, dense.model, texts, folder / "minilm", "2ep"),
+        "then distilled": lambda model: _distilled(model, dense.model, texts, folder / "minilm", length),
     }
     rows = [{"network": "MiniLM-L6", "what": "original", "parameters": _size(dense.model), **dense.judge(dense.model)}]
-    note = "MiniLM-L6 with half of its MLP neurons and two thirds of its heads; STS benchmark, test part."
+    note = (
+        f"MiniLM-L6 with half of its MLP neurons and two thirds of its heads; STS benchmark, test part. Distilled for "
+        f"{length} (batches of 32 sentences of the training part, without labels)."
+    )
     _staged("shrink-minilm", stages, dense, rows, folder, note)
 
 
-def efficientnet(folder: Path) -> None:
+def efficientnet(folder: Path, length: str) -> None:
     """EfficientNet-Lite0 at 70 % of its multiply-adds: how often it agrees with the original on 500 photographs."""
     from tools.quality import efficientnet as network
 
@@ -113,12 +116,33 @@ def efficientnet(folder: Path) -> None:
     stages: dict[str, Callable[[nn.Module | None], nn.Module]] = {
         "by magnitude": lambda _: prunus.shrink(dense.model, 0.7, example=pictures[:1]),
         "by reconstruction, layers solved": lambda _: make(),
-        "then distilled": lambda model: _distilled(model, dense.model, pictures, folder / "efficientnet", "5ep", 1e-4),
+        "then distilled": lambda model: _distilled(model, dense.model, pictures, folder / "efficientnet", length, 1e-4),
     }
     rows = [{"network": "EfficientNet-Lite0", "what": "original", "parameters": _size(dense.model)}]
-    rows[0] |= dense.judge(dense.model)
-    note = "EfficientNet-Lite0 at 70 % of its multiply-adds; 250 photographs looked at, 500 others judged."
+    judge = dense.judge
+    before, own = _watched(judge, dense.model)
+
+    def both(model: nn.Module) -> dict[str, float]:
+        right, answers = _watched(judge, model)
+        return {**right, "agrees %": 100 * float((answers == own).float().mean())}
+
+    dense.judge = both
+    rows[0] |= {**before, "agrees %": 100.0}
+    note = (
+        "EfficientNet-Lite0 at 70 % of its multiply-adds; 250 photographs looked at, 500 others judged. Distilled for "
+        f"{length} on the 250."
+    )
     _staged("shrink-efficientnet", stages, dense, rows, folder, note)
+
+
+def _watched(judge: Callable[[nn.Module], dict[str, float]], model: nn.Module) -> tuple[dict[str, float], Tensor]:
+    """What a judge says, and the classes that the model named meanwhile."""
+    seen: list[Tensor] = []
+    handle = model.register_forward_hook(lambda _, __, output: seen.append(output.argmax(1)))
+    try:
+        return judge(model), torch.cat(seen)
+    finally:
+        handle.remove()
 
 
 def _staged(
@@ -223,12 +247,15 @@ def main() -> None:
     parser.add_argument("--fraction", type=float, default=0.5)
     parser.add_argument("--runs", type=Path, required=True)
     parser.add_argument("--peer", action="store_true")
+    parser.add_argument("--length", default="2ep", help="of the distillation of minilm and efficientnet")
     chosen = parser.parse_args()
     chosen.runs.mkdir(parents=True, exist_ok=True)
     if chosen.name.startswith("resnet"):
         resnet(chosen.name, chosen.runs, chosen.peer, chosen.fraction)
+    elif chosen.name == "minilm-time":
+        minilm_time(chosen.runs)
     else:
-        {"minilm": minilm, "minilm-time": minilm_time, "efficientnet": efficientnet}[chosen.name](chosen.runs)
+        {"minilm": minilm, "efficientnet": efficientnet}[chosen.name](chosen.runs, chosen.length)
 
 
 if __name__ == "__main__":

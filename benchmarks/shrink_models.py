@@ -1,0 +1,123 @@
+"""Which models can be shrunk to half of their multiply-adds: ours beside Torch-Pruning 1.6.1.
+
+Models of transformers with small random configurations and three of our zoo. A model counts where the smaller one runs,
+gives outputs of the same shape, lets gradients flow and has at most 60 % of the multiply-adds left. The peer gets the
+input by name, the numbers of heads of its attention layers, and keeps the outputs; its ratio is searched. Attributes
+that a model's own code reads (sizes of heads, paddings) are left as the library leaves them.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+RATIOS = (0.3, 0.4, 0.5)
+ZOO = ("resnet20", "vgg11:width=0.25", "lstm:vocabulary=50")
+_QUERIES = ("query", "key", "value", "q_proj", "k_proj", "v_proj", "q_lin", "k_lin", "v_lin", "q", "k", "v", "c_attn")
+
+
+def run(quick: bool = False) -> list[dict[str, Any]]:
+    """One row for each model, and the two sums."""
+    rows = []
+    for name, model, example in _models(quick):
+        row = {"model": name, "ours": _verdict(_ours, model, example), "peer": _verdict(_peer, model, example)}
+        rows.append(row)
+        print(row, flush=True)
+    sums = {key: f"{sum(row[key] == 'runs' for row in rows)} of {len(rows)}" for key in ("ours", "peer")}
+    return [*rows, {"model": "together", **sums}]
+
+
+def _models(quick: bool) -> Iterator[tuple[str, nn.Module, Any]]:
+    import prunus
+    from support.hugging_face import MODELS, build
+
+    for name in list(MODELS)[:2] if quick else MODELS:
+        yield name, *build(name)
+    for name in ZOO[:1] if quick else ZOO:
+        model = prunus.models.make(name, seed=0).eval()
+        yield name, model, torch.randint(1, 50, (2, 9)) if "lstm" in name else prunus.adapters.example_input(model)
+
+
+def _call(model: nn.Module, example: Any) -> Any:
+    from prunus.adapters import main_output
+
+    return main_output(model(**example) if isinstance(example, dict) else model(example))
+
+
+def _verdict(make: Any, model: nn.Module, example: Any) -> str:
+    """ "runs", or why the smaller model does not count."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            small, share = make(model, example)
+            result = _call(small, example)
+            result.float().sum().backward()
+    except ImportError:
+        return "not installed"
+    except Exception as error:
+        return f"{type(error).__name__}: {str(error).strip().splitlines()[0][:70] if str(error).strip() else ''}"
+    if result.shape != _call(model, example).shape:
+        return "outputs of another shape"
+    if not any(p.grad is not None and bool(p.grad.abs().sum() > 0) for p in small.parameters()):
+        return "no gradients"
+    return "runs" if share <= 0.6 else f"only to {share:.0%}"
+
+
+def _ours(model: nn.Module, example: Any) -> tuple[nn.Module, float]:
+    from prunus.structure import find_removal
+
+    removal = find_removal(model, 0.5, example=example)
+    return removal.apply(), removal.share
+
+
+def _peer(model: nn.Module, example: Any) -> tuple[nn.Module, float]:
+    """The first ratio that brings the multiply-adds to half, or the last that runs."""
+    import torch_pruning
+
+    whole = torch_pruning.utils.count_ops_and_params(model, example)[0]
+    found: tuple[nn.Module, float] | None = None
+    for ratio in RATIOS:
+        small = copy.deepcopy(model)
+        heads = _heads(small)
+        pruner = torch_pruning.pruner.MetaPruner(
+            small,
+            example,
+            importance=torch_pruning.importance.GroupMagnitudeImportance(p=2),
+            pruning_ratio=ratio,
+            ignored_layers=_outputs(small),
+            num_heads=heads,
+            prune_num_heads=bool(heads),
+            prune_head_dims=not heads,
+            head_pruning_ratio=ratio,
+            forward_fn=lambda net, given: _call(net, given),
+        )
+        pruner.step()
+        share = torch_pruning.utils.count_ops_and_params(small, example)[0] / whole
+        found = small, share
+        if share <= 0.6:
+            break
+    assert found is not None
+    return found
+
+
+def _heads(model: nn.Module) -> dict[nn.Module, int]:
+    """The number of heads of every query, key and value layer, as the peer asks for it."""
+    found: dict[nn.Module, int] = {}
+    for module in model.modules():
+        for attribute in ("num_attention_heads", "n_heads", "num_heads"):
+            count = getattr(module, attribute, None)
+            if isinstance(count, int):
+                found.update({child: count for name, child in module.named_children() if name in _QUERIES})
+    return found
+
+
+def _outputs(model: nn.Module) -> list[nn.Module]:
+    """The layer that makes the outputs: classifier, head, or the last linear layer."""
+    named = [child for name, child in model.named_children() if name in ("classifier", "lm_head", "linear", "head")]
+    last = [module for module in model.modules() if isinstance(module, nn.Linear)][-1:]
+    return [*named, *last]
