@@ -10,7 +10,11 @@ from torch import nn
 
 import prunus
 from prunus.errors import BadInput
-from prunus.sparse import SparseLSTM, SparseLSTMCell, compress, load, save
+from prunus.sparse import SparseLSTM, SparseLSTMCell, _recurrent, compress, load, save
+from prunus.sparse._packed import kernels
+from support.kernels import each_level
+
+level = each_level()
 
 
 def pruned(module: nn.Module) -> nn.Module:
@@ -97,3 +101,65 @@ def test_a_layer_fed_packed_sequences_stays_dense() -> None:
     assert type(fast.lstm) is nn.LSTM
     with torch.no_grad():
         torch.testing.assert_close(fast(x), model(x))
+
+
+@pytest.mark.parametrize("kind", ["LSTM", "GRU"])
+def test_native_steps_agree_with_torch(kind: str, level: str) -> None:
+    torch.manual_seed(0)
+    wide = pruned(getattr(nn, kind)(37, 51, 2, bidirectional=True))
+    fast = getattr(_recurrent, f"Sparse{kind}").from_dense(wide)
+    for steps, batch in ((1, 1), (4, 1), (9, 3), (40, 17)):
+        x = torch.randn(steps, batch, 37)
+        with torch.no_grad():
+            (out, end), (expected, last) = fast(x), wide(x)
+            torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(end, last, rtol=1e-4, atol=1e-5)
+            again = fast(x, end)[0]  # states that were handed in stay as they are
+            assert torch.equal(fast(x, end)[0], again)
+
+
+@pytest.mark.parametrize("kind", ["LSTM", "GRU"])
+def test_native_steps_give_the_same_bytes_for_every_number_of_threads(kind: str) -> None:
+    torch.manual_seed(0)
+    fast = getattr(_recurrent, f"Sparse{kind}").from_dense(pruned(getattr(nn, kind)(256, 256)))
+    x, before = torch.randn(6, 70, 256), torch.get_num_threads()
+    try:
+        with torch.no_grad():
+            torch.set_num_threads(1)
+            one = fast(x)[0]
+            torch.set_num_threads(2)
+            assert torch.equal(fast(x)[0], one)
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_one_native_call_runs_all_steps_and_torch_where_something_watches(monkeypatch: pytest.MonkeyPatch) -> None:
+    fast, x = SparseLSTM.from_dense(pruned(nn.LSTM(32, 32))), torch.randn(5, 2, 32)
+    stepped = []
+    plain = SparseLSTMCell.advance
+    monkeypatch.setattr(SparseLSTMCell, "advance", lambda *rest: (stepped.append(1), plain(*rest))[1])
+    with torch.no_grad():
+        expected = fast(x)[0]
+        assert not stepped or kernels() is None
+        heard: list[int] = []
+        hook = fast.cells[0].state.register_forward_hook(lambda *_: heard.append(1))
+        torch.testing.assert_close(fast(x)[0], expected, rtol=1e-4, atol=1e-5)
+        assert len(heard) == 5
+        hook.remove()
+    tracked = x.clone().requires_grad_()
+    fast(tracked)[0].sum().backward()
+    assert tracked.grad is not None
+    assert bool(tracked.grad.abs().sum() > 0)
+
+
+def test_special_inputs_reach_the_state() -> None:
+    dense = pruned(nn.LSTM(16, 16))
+    fast, x = SparseLSTM.from_dense(dense), torch.randn(3, 2, 16)
+    x[1, 0, 3] = float("nan")
+    with torch.no_grad():
+        out = fast(x)[0]
+    assert bool(out[1:, 0].isnan().any())
+    assert bool(out[:, 1].isfinite().all())
+    with torch.no_grad():
+        huge = fast(torch.full((3, 1, 16), 1e30))[0]
+        torch.testing.assert_close(huge, dense(torch.full((3, 1, 16), 1e30))[0], rtol=1e-4, atol=1e-5)

@@ -1,20 +1,88 @@
-"""LSTM and GRU layers whose two products, input to gates and state to gates, run on packed weights."""
+"""LSTM and GRU layers whose two products, input to gates and state to gates, run on packed weights.
+
+Where no gradient is wanted and nothing watches, all steps of a layer are one native call (`recur`); otherwise torch
+computes the gates step by step around the packed products.
+"""
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
 
 from prunus.errors import BadInput
 from prunus.sparse._modules import BalancedLinear
-from prunus.sparse._packed import pack
+from prunus.sparse._packed import kernels, pack
 
 State = tuple[Tensor, Tensor]
+_States = tuple[Tensor, ...]
 
 
-class SparseLSTMCell(nn.Module):
+class _Cell(nn.Module):
+    """What LSTM and GRU cells share: two packed matrices, and steps through them."""
+
+    kind: ClassVar[str]
+    parts: ClassVar[int]  # tensors of a state
+
+    def __init__(self, inputs: BalancedLinear, state: BalancedLinear) -> None:
+        super().__init__()
+        self.inputs, self.state = inputs, state
+        self.input_size, self.hidden_size = inputs.in_features, state.in_features
+
+    def run(self, x: Tensor, state: _States, backwards: bool) -> tuple[Tensor, _States]:
+        """All steps of x (steps, n, inputs) from a state (each n x hidden): every h, and the last state."""
+        native = self._run_natively(x, state, backwards)
+        if native is not None:
+            return native
+        gates, found = self.inputs(x), []
+        for step in range(len(gates) - 1, -1, -1) if backwards else range(len(gates)):
+            state = self.advance(gates[step], state)
+            found.append(state[0])
+        return torch.stack(found[::-1] if backwards else found), state
+
+    def _run_natively(self, x: Tensor, state: _States, backwards: bool) -> tuple[Tensor, _States] | None:
+        inputs, own, library = self.inputs, self.state, kernels()
+        tensors = (x, *state)
+        if library is None or not (inputs.plain(x) and own.plain(state[0]) and all(map(_plain, tensors))):
+            return None
+        if inputs.integer != own.integer or any(_special(layer) for layer in (inputs, own)):
+            return None
+        new = tuple(part.clone(memory_format=torch.contiguous_format) for part in state)
+        out = x.new_empty(x.shape[0], x.shape[1], self.hidden_size)
+        packed = (inputs.packed.layer, inputs.bias, own.packed.layer, own.bias, inputs.integer, backwards)
+        c = new[1] if len(new) == 2 else None
+        done = library.recur(*packed, x.contiguous(), new[0], c, out, 0, torch.get_num_threads())
+        return (out, new) if done else None
+
+    def advance(self, gates: Tensor, state: _States) -> _States:
+        raise NotImplementedError
+
+    def _one_step(self, x: Tensor, state: _States | None) -> _States:
+        if x.dim() == 1:  # one sample without a batch
+            both = None if state is None else tuple(part.unsqueeze(0) for part in state)
+            return tuple(part.squeeze(0) for part in self._one_step(x.unsqueeze(0), both))
+        if x.dim() != 2:
+            raise BadInput(
+                f"A sparse {self.kind} cell takes inputs (n, {self.inputs.cols}), but got shape {tuple(x.shape)}."
+            )
+        if state is None:
+            state = (x.new_zeros(x.shape[0], self.hidden_size),) * self.parts
+        return self.run(x.unsqueeze(0), state, False)[1]
+
+
+def _plain(x: Tensor) -> bool:
+    """Whether the kernels can read it, and no gradient to it is wanted."""
+    wanted = torch.is_grad_enabled() and x.requires_grad
+    return type(x) is Tensor and x.dtype == torch.float32 and x.is_cpu and not wanted and not x.is_neg()
+
+
+def _special(layer: BalancedLinear) -> bool:
+    hooked = bool(layer._forward_hooks or layer._forward_pre_hooks)
+    return hooked or layer.permutation is not None or layer.relu or layer.packed.layer is None
+
+
+class SparseLSTMCell(_Cell):
     """As `nn.LSTMCell`: (n, inputs) and the state (h, c), each (n, hidden), to the next state.
 
     Example:
@@ -26,33 +94,18 @@ class SparseLSTMCell(nn.Module):
         True
     """
 
-    def __init__(self, inputs: BalancedLinear, state: BalancedLinear) -> None:
-        super().__init__()
-        self.inputs, self.state = inputs, state
-        self.input_size, self.hidden_size = inputs.in_features, state.in_features
+    kind, parts = "LSTM", 2
 
     @classmethod
     def from_dense(cls, cell: nn.LSTMCell, dtype: torch.dtype | None = None) -> SparseLSTMCell:
         """Pack what is not zero in the cell's two matrices."""
-        return cls(
-            BalancedLinear(pack(cell.weight_ih, None, dtype), cell.bias_ih),
-            BalancedLinear(pack(cell.weight_hh, None, dtype), cell.bias_hh),
-        )
+        return cls(*_pair(cell, dtype))
 
     def forward(self, input: Tensor, hx: State | None = None) -> State:
-        x, state = input, hx
-        if x.dim() == 1:  # one sample without a batch
-            both = None if state is None else (state[0].unsqueeze(0), state[1].unsqueeze(0))
-            h, c = self.forward(x.unsqueeze(0), both)
-            return h.squeeze(0), c.squeeze(0)
-        if x.dim() != 2:
-            raise BadInput(f"A sparse LSTM cell takes inputs (n, {self.inputs.cols}), but got shape {tuple(x.shape)}.")
-        if state is None:
-            zero = x.new_zeros(x.shape[0], self.hidden_size)
-            state = (zero, zero)
-        return self.step(self.inputs(x), state)
+        h, c = self._one_step(input, hx)
+        return h, c
 
-    def step(self, gates: Tensor, state: State) -> State:
+    def advance(self, gates: Tensor, state: _States) -> _States:
         """One step, given the inputs' share of the gates."""
         h, c = state
         i, f, g, o = (gates + self.state(h)).chunk(4, 1)
@@ -60,7 +113,76 @@ class SparseLSTMCell(nn.Module):
         return o.sigmoid() * c.tanh(), c
 
 
-class SparseLSTM(nn.Module):
+class SparseGRUCell(_Cell):
+    """As `nn.GRUCell`: (n, inputs) and the state (n, hidden) to the next state."""
+
+    kind, parts = "GRU", 1
+
+    @classmethod
+    def from_dense(cls, cell: nn.GRUCell, dtype: torch.dtype | None = None) -> SparseGRUCell:
+        """Pack what is not zero in the cell's two matrices."""
+        return cls(*_pair(cell, dtype))
+
+    def forward(self, input: Tensor, hx: Tensor | None = None) -> Tensor:
+        return self._one_step(input, None if hx is None else (hx,))[0]
+
+    def advance(self, gates: Tensor, state: _States) -> _States:
+        """One step, given the inputs' share of the gates."""
+        (h,) = state
+        r, z, new = gates.chunk(3, 1)
+        r_state, z_state, new_state = self.state(h).chunk(3, 1)
+        new = (new + (r + r_state).sigmoid() * new_state).tanh()
+        z = (z + z_state).sigmoid()
+        return (cast("Tensor", new + z * (h - new)),)
+
+
+class _Layers(nn.Module):
+    """Any number of layers of cells, one or both directions."""
+
+    kind: ClassVar[str]
+    parts: ClassVar[int]
+
+    def __init__(self, cells: list[Any], batch_first: bool, bidirectional: bool) -> None:
+        super().__init__()
+        self.cells = nn.ModuleList(cells)
+        self.batch_first, self.bidirectional = batch_first, bidirectional
+        self.input_size, self.hidden_size = cells[0].input_size, cells[0].hidden_size
+        self.num_layers = len(cells) // (2 if bidirectional else 1)
+
+    def flatten_parameters(self) -> None:
+        """There is nothing to flatten; models written for torch's layers call it."""
+
+    def _run(self, x: Tensor, state: _States | None) -> tuple[Tensor, _States]:
+        if not isinstance(x, Tensor) or x.dim() not in (2, 3):
+            raise BadInput(
+                f"A sparse {self.kind} takes a tensor (steps, n, inputs) or (steps, inputs), not a packed sequence."
+            )
+        single = x.dim() == 2
+        if single:
+            x = x.unsqueeze(1)
+            state = None if state is None else tuple(part.unsqueeze(1) for part in state)
+        elif self.batch_first:
+            x = x.transpose(0, 1)
+        if state is None:
+            state = (x.new_zeros(len(self.cells), x.shape[1], self.hidden_size),) * self.parts
+        ends = []
+        directions = 2 if self.bidirectional else 1
+        for layer in range(self.num_layers):
+            outputs = []
+            for direction in range(directions):
+                number = layer * directions + direction
+                cell: Any = self.cells[number]
+                out, end = cell.run(x, tuple(part[number] for part in state), direction == 1)
+                outputs.append(out)
+                ends.append(end)
+            x = torch.cat(outputs, 2) if directions == 2 else outputs[0]
+        last = tuple(torch.stack(parts) for parts in zip(*ends))
+        if single:
+            return x.squeeze(1), tuple(part.squeeze(1) for part in last)
+        return x.transpose(0, 1) if self.batch_first else x, last
+
+
+class SparseLSTM(_Layers):
     """As `nn.LSTM` on tensors (not packed sequences), any number of layers, one or both directions.
 
     The inputs' share of the gates is one product over all steps; the state's is one for each step.
@@ -74,12 +196,7 @@ class SparseLSTM(nn.Module):
         True
     """
 
-    def __init__(self, cells: list[SparseLSTMCell], batch_first: bool, bidirectional: bool) -> None:
-        super().__init__()
-        self.cells = nn.ModuleList(cells)
-        self.batch_first, self.bidirectional = batch_first, bidirectional
-        self.input_size, self.hidden_size = cells[0].input_size, cells[0].hidden_size
-        self.num_layers = len(cells) // (2 if bidirectional else 1)
+    kind, parts = "LSTM", 2
 
     @classmethod
     def from_dense(cls, lstm: nn.LSTM, dtype: torch.dtype | None = None) -> SparseLSTM:
@@ -89,91 +206,15 @@ class SparseLSTM(nn.Module):
         cells = [SparseLSTMCell(*pair) for pair in _matrices(lstm, dtype)]
         return cls(cells, lstm.batch_first, lstm.bidirectional)
 
-    def flatten_parameters(self) -> None:
-        """There is nothing to flatten; models written for `nn.LSTM` call it."""
-
     def forward(self, input: Tensor, hx: State | None = None) -> tuple[Tensor, State]:
-        x, state = input, hx
-        if not isinstance(x, Tensor) or x.dim() not in (2, 3):
-            raise BadInput("A sparse LSTM takes a tensor (steps, n, inputs) or (steps, inputs), not a packed sequence.")
-        single = x.dim() == 2
-        if single:
-            x = x.unsqueeze(1)
-            state = None if state is None else (state[0].unsqueeze(1), state[1].unsqueeze(1))
-        elif self.batch_first:
-            x = x.transpose(0, 1)
-        if state is None:
-            zero = x.new_zeros(len(self.cells), x.shape[1], self.hidden_size)
-            state = (zero, zero)
-        x, hs, cs = self._layers(x, state)
-        if single:
-            return x.squeeze(1), (hs.squeeze(1), cs.squeeze(1))
-        return x.transpose(0, 1) if self.batch_first else x, (hs, cs)
-
-    def _layers(self, x: Tensor, state: State) -> tuple[Tensor, Tensor, Tensor]:
-        directions = 2 if self.bidirectional else 1
-        hs, cs = [], []
-        for layer in range(self.num_layers):
-            outputs = []
-            for direction in range(directions):
-                number = layer * directions + direction
-                cell = self.cells[number]
-                now = (state[0][number], state[1][number])
-                gates, steps = cell.inputs(x), []  # type: ignore[operator]
-                order = range(len(gates)) if direction == 0 else range(len(gates) - 1, -1, -1)
-                for step in order:
-                    now = cell.step(gates[step], now)  # type: ignore[operator]
-                    steps.append(now[0])
-                outputs.append(torch.stack(steps if direction == 0 else steps[::-1]))
-                hs.append(now[0])
-                cs.append(now[1])
-            x = torch.cat(outputs, 2) if directions == 2 else outputs[0]
-        return x, torch.stack(hs), torch.stack(cs)
+        out, (h, c) = self._run(input, hx)
+        return out, (h, c)
 
 
-class SparseGRUCell(nn.Module):
-    """As `nn.GRUCell`: (n, inputs) and the state (n, hidden) to the next state."""
-
-    def __init__(self, inputs: BalancedLinear, state: BalancedLinear) -> None:
-        super().__init__()
-        self.inputs, self.state = inputs, state
-        self.input_size, self.hidden_size = inputs.in_features, state.in_features
-
-    @classmethod
-    def from_dense(cls, cell: nn.GRUCell, dtype: torch.dtype | None = None) -> SparseGRUCell:
-        """Pack what is not zero in the cell's two matrices."""
-        return cls(
-            BalancedLinear(pack(cell.weight_ih, None, dtype), cell.bias_ih),
-            BalancedLinear(pack(cell.weight_hh, None, dtype), cell.bias_hh),
-        )
-
-    def forward(self, input: Tensor, hx: Tensor | None = None) -> Tensor:
-        if input.dim() == 1:  # one sample without a batch
-            return self.forward(input.unsqueeze(0), None if hx is None else hx.unsqueeze(0)).squeeze(0)
-        if input.dim() != 2:
-            raise BadInput(
-                f"A sparse GRU cell takes inputs (n, {self.inputs.cols}), but got shape {tuple(input.shape)}."
-            )
-        return self.step(self.inputs(input), input.new_zeros(input.shape[0], self.hidden_size) if hx is None else hx)
-
-    def step(self, gates: Tensor, state: Tensor) -> Tensor:
-        """One step, given the inputs' share of the gates."""
-        r, z, new = gates.chunk(3, 1)
-        r_state, z_state, new_state = self.state(state).chunk(3, 1)
-        new = (new + (r + r_state).sigmoid() * new_state).tanh()
-        z = (z + z_state).sigmoid()
-        return cast("Tensor", new + z * (state - new))
-
-
-class SparseGRU(nn.Module):
+class SparseGRU(_Layers):
     """As `nn.GRU` on tensors (not packed sequences), any number of layers, one or both directions."""
 
-    def __init__(self, cells: list[SparseGRUCell], batch_first: bool, bidirectional: bool) -> None:
-        super().__init__()
-        self.cells = nn.ModuleList(cells)
-        self.batch_first, self.bidirectional = batch_first, bidirectional
-        self.input_size, self.hidden_size = cells[0].input_size, cells[0].hidden_size
-        self.num_layers = len(cells) // (2 if bidirectional else 1)
+    kind, parts = "GRU", 1
 
     @classmethod
     def from_dense(cls, gru: nn.GRU, dtype: torch.dtype | None = None) -> SparseGRU:
@@ -181,40 +222,16 @@ class SparseGRU(nn.Module):
         pairs = _matrices(gru, dtype)
         return cls([SparseGRUCell(*pair) for pair in pairs], gru.batch_first, gru.bidirectional)
 
-    def flatten_parameters(self) -> None:
-        """There is nothing to flatten; models written for `nn.GRU` call it."""
-
     def forward(self, input: Tensor, hx: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        x, state = input, hx
-        if not isinstance(x, Tensor) or x.dim() not in (2, 3):
-            raise BadInput("A sparse GRU takes a tensor (steps, n, inputs) or (steps, inputs), not a packed sequence.")
-        single = x.dim() == 2
-        if single:
-            x = x.unsqueeze(1)
-            state = None if state is None else state.unsqueeze(1)
-        elif self.batch_first:
-            x = x.transpose(0, 1)
-        if state is None:
-            state = x.new_zeros(len(self.cells), x.shape[1], self.hidden_size)
-        last = []
-        directions = 2 if self.bidirectional else 1
-        for layer in range(self.num_layers):
-            outputs = []
-            for direction in range(directions):
-                cell: Any = self.cells[layer * directions + direction]
-                now, steps = state[layer * directions + direction], []
-                gates = cell.inputs(x)
-                order = range(len(gates)) if direction == 0 else range(len(gates) - 1, -1, -1)
-                for step in order:
-                    now = cell.step(gates[step], now)
-                    steps.append(now)
-                outputs.append(torch.stack(steps if direction == 0 else steps[::-1]))
-                last.append(now)
-            x = torch.cat(outputs, 2) if directions == 2 else outputs[0]
-        final = torch.stack(last)
-        if single:
-            return x.squeeze(1), final.squeeze(1)
-        return x.transpose(0, 1) if self.batch_first else x, final
+        out, (h,) = self._run(input, None if hx is None else (hx,))
+        return out, h
+
+
+def _pair(cell: nn.LSTMCell | nn.GRUCell, dtype: torch.dtype | None) -> tuple[BalancedLinear, BalancedLinear]:
+    return (
+        BalancedLinear(pack(cell.weight_ih, None, dtype), cell.bias_ih),
+        BalancedLinear(pack(cell.weight_hh, None, dtype), cell.bias_hh),
+    )
 
 
 def _matrices(layer: nn.LSTM | nn.GRU, dtype: torch.dtype | None) -> list[tuple[BalancedLinear, BalancedLinear]]:

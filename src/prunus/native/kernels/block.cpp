@@ -15,23 +15,6 @@ int64_t floats(int64_t count) { return (count + 15) / 16 * 16; }
 
 float *room(Scratch use, int64_t count) { return static_cast<float *>(scratch(use, count * int64_t(sizeof(float)))); }
 
-// y (tokens x rows) of a layer, and of its neighbours that read the same inputs.
-struct Inputs {
-    const Machine &m;
-    const float *x;
-    int64_t cols, tokens;
-    Quantised bytes{};
-
-    void operator()(const Product &p, float *y, int64_t ldy) {
-        if (p.integer) {
-            if (!bytes.at) bytes = quantise_tokens(m.integers, x, cols, cols, tokens, m.threads);
-            return multiply_tokens(m.integers, *p.integer, bytes, tokens, y, ldy, p.bias, false, m.threads);
-        }
-        linear(m.level, *p.packed, *p.places, x, cols, tokens, y, {p.bias, p.scale, nullptr, false}, m.threads,
-               Choice::automatic);
-    }
-};
-
 template <typename F>
 void each_few(const Machine &m, int64_t tokens, int64_t count, const F &token) {
     const int threads = tokens * count < (1 << 15) ? 1 : m.threads;
@@ -95,6 +78,15 @@ void finish(const Machine &m, const Block &b, const float *x, const float *heads
 }
 
 }  // namespace
+
+void Inputs::operator()(const Product &p, float *y, int64_t ldy) {
+    if (p.integer) {
+        if (!bytes.at) bytes = quantise_tokens(m.integers, x, cols, cols, tokens, m.threads);
+        return multiply_tokens(m.integers, *p.integer, bytes, tokens, y, ldy, p.bias, false, m.threads);
+    }
+    linear(m.level, *p.packed, *p.places, x, cols, tokens, y, {p.bias, p.scale, nullptr, false}, m.threads,
+           Choice::automatic);
+}
 
 void project(const Machine &m, const Block &b, const Sequence &s, const float *x, float *q, float *k, float *v) {
     const int64_t tokens = s.batch * s.length, width = b.width();

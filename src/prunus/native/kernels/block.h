@@ -62,12 +62,22 @@ struct Attention {
     int64_t ldo;
 };
 
+// A step of an LSTM or a GRU for one sample: `gates` is the inputs' share, `more` the state's, each `count` numbers for
+// every gate (input, forget, cell, output; reset, update, new).
+struct Cell {
+    const float *gates, *more;
+    float *h, *c;  // c is null for a GRU
+    int64_t count;
+};
+
 struct BlockLevel {
     void (*attend)(const Attention &);
     // x = act(x), or act(gate) * x.
     void (*activate)(Activation, float *x, const float *gate, int64_t count);
     // sum = x + added (where given), out = norm(sum); sum may be null, and in place of x.
     void (*normalise)(const Norm &, const float *x, const float *added, int64_t count, float *sum, float *out);
+    void (*lstm)(const Cell &);
+    void (*gru)(const Cell &);
 };
 
 const BlockLevel &portable_blocks();
@@ -78,6 +88,16 @@ struct Machine {
     const IntegerLevel &integers;
     const BlockLevel &blocks;
     int threads;
+};
+
+// Layers that read the same inputs (tokens x cols), which are quantised once: y (tokens x rows) of each.
+struct Inputs {
+    const Machine &m;
+    const float *x;
+    int64_t cols, tokens;
+    Quantised bytes{};
+
+    void operator()(const Product &, float *y, int64_t ldy);
 };
 
 // Queries, keys and values of x (batch x length x width), rotated: batch x heads x length x size each.

@@ -53,6 +53,14 @@ inline vec activated(Activation kind, vec x) {
     return x;
 }
 
+inline vec sigmoid(vec x) { return 1.0f / (1.0f + exponential(-x)); }
+// Where x is small the quotient loses digits: x - x^3/3 + 2 x^5/15 is exact enough there.
+inline vec tangent(vec x) {
+    const vec far = 1.0f - 2.0f / (exponential(x + x) + 1.0f), square = x * x;
+    const vec near = x * (1.0f - square * (0.333333333f - 0.133333333f * square));
+    return square < 0.0025f ? near : far;
+}
+
 // `count` of them, the last ones through a register of their own.
 template <typename F>
 inline void each(int64_t count, const F &eight) {
@@ -227,4 +235,27 @@ void attend_head(const Attention &a) {
             weigh<1>(scores, inverse, padded, a.keys, v, wide, a.size, a.out + i * a.ldo, a.ldo);
         i += rows;
     }
+}
+
+void lstm_cell(const Cell &cell) {
+    const int64_t count = cell.count;
+    each(count, [&](int64_t i, int64_t n) {
+        const auto gate = [&](int64_t k) {
+            return load_some(cell.gates + k * count + i, n) + load_some(cell.more + k * count + i, n);
+        };
+        const vec c = sigmoid(gate(1)) * load_some(cell.c + i, n) + sigmoid(gate(0)) * tangent(gate(2));
+        store_some(cell.c + i, c, n);
+        store_some(cell.h + i, sigmoid(gate(3)) * tangent(c), n);
+    });
+}
+
+void gru_cell(const Cell &cell) {
+    const int64_t count = cell.count;
+    each(count, [&](int64_t i, int64_t n) {
+        const auto part = [&](const float *of, int64_t k) { return load_some(of + k * count + i, n); };
+        const vec reset = sigmoid(part(cell.gates, 0) + part(cell.more, 0));
+        const vec update = sigmoid(part(cell.gates, 1) + part(cell.more, 1));
+        const vec fresh = tangent(part(cell.gates, 2) + reset * part(cell.more, 2));
+        store_some(cell.h + i, fresh + update * (load_some(cell.h + i, n) - fresh), n);
+    });
 }

@@ -1,12 +1,24 @@
-// Bindings of a transformer's block.
+// Bindings of what runs as a whole: a transformer's block, a recurrent layer.
 #include <vector>
 
 #include "binding.h"
 #include "block.h"
+#include "recurrent.h"
 
 namespace prunus {
 namespace kernels {
 namespace {
+
+const BlockLevel &blocks() {
+    if (level().name == portable_level().name) return portable_blocks();
+#ifdef PRUNUS_X86
+    return avx2_blocks();
+#else
+    return portable_blocks();
+#endif
+}
+
+Machine machine(int threads) { return {level(), integers(), blocks(), threads}; }
 
 // One block of a transformer. The layers, biases and norms it was made from must outlive it.
 struct BlockRun {
@@ -39,17 +51,6 @@ struct BlockRun {
                           b.down.rows() == width && heads > 0 && key_heads > 0 && size > 0 && heads % key_heads == 0 &&
                           (!b.gate.packed || (b.gate.cols() == width && b.gate.rows() == inner));
         if (!fits) throw std::invalid_argument("the layers of a block do not fit together");
-    }
-
-    Machine machine(int threads) const {
-        return {level(), integers(), level().name == portable_level().name ? portable_blocks() : blocks(), threads};
-    }
-    static const BlockLevel &blocks() {
-#ifdef PRUNUS_X86
-        return avx2_blocks();
-#else
-        return portable_blocks();
-#endif
     }
 
     // Whether x is batch x length x width, plain, and the mask and the rotations (or None) fit it.
@@ -128,6 +129,40 @@ struct BlockRun {
     }
 };
 
+// One layer of an LSTM (with c) or a GRU, in one direction. h and c are changed to the last state, and the columns of `out`
+// (steps x batch x at least hidden) from the first one on receive every h. False, and nothing done, where the caller
+// must look closer.
+bool recur_on(const Layer &inputs, nb::handle inputs_bias, const Layer &state, nb::handle state_bias, bool integer,
+              bool backwards, nb::handle x, nb::handle h, nb::handle c, nb::handle out, int64_t column, int threads) {
+    prunus::exchange::Tensor in, to, first, second;
+    const int64_t hidden = state.p.cols;
+    const bool lstm = !c.is_none();
+    Recurrent r = {};
+    const float *bias[2];
+    if (!view(x, in) || !view(h, first) || !view(out, to) || (lstm && !view(c, second))) return false;
+    if (!view_bias(inputs_bias, inputs.p.rows, bias[0]) || !view_bias(state_bias, state.p.rows, bias[1])) return false;
+    if (in.ndim != 3 || to.ndim != 3 || in.shape[2] != inputs.p.cols || to.shape[0] != in.shape[0] ||
+        to.shape[1] != in.shape[1])
+        return false;
+    const int64_t batch = in.shape[1], wanted[] = {batch, hidden};
+    if (first.ndim != 2 || !std::equal(wanted, wanted + 2, first.shape) || column < 0 || column + hidden > to.shape[2])
+        return false;
+    if (lstm && (second.ndim != 2 || !std::equal(wanted, wanted + 2, second.shape))) return false;
+    r.lstm = lstm, r.backwards = backwards;
+    const Layer *const layers[] = {&inputs, &state};
+    Product *const products[] = {&r.inputs, &r.state};
+    for (int i = 0; i < 2; ++i) {
+        const Layer &l = *layers[i];
+        if (l.p.rows != r.gates() * hidden) return false;
+        *products[i] = {&l.p, &l.places, l.scale, bias[i],
+                        integer && l.p.kind == Values::i8 ? &l.integer_matrix() : nullptr};
+    }
+    nb::gil_scoped_release release;
+    recur(machine(threads), r, in.floats(), in.shape[0], batch, first.floats(), lstm ? second.floats() : nullptr,
+          to.floats() + column, to.shape[2]);
+    return true;
+}
+
 }  // namespace
 
 void bind_block(nb::module_ &m) {
@@ -139,6 +174,8 @@ void bind_block(nb::module_ &m) {
         .def("project", &BlockRun::project_on, nb::arg(), nb::arg().none(), nb::arg().none(), nb::arg())
         .def("attend", &BlockRun::attend_on, nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg().none(), nb::arg(),
              nb::arg());
+    m.def("recur", &recur_on, nb::arg(), nb::arg().none(), nb::arg(), nb::arg().none(), nb::arg(), nb::arg(), nb::arg(),
+          nb::arg(), nb::arg().none(), nb::arg(), nb::arg(), nb::arg());
 }
 
 }  // namespace kernels

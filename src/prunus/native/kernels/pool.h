@@ -37,6 +37,7 @@ enum class Scratch : int {
     attention,  // scores of a head
     residual,   // sums and norms of a block
     inner,      // of a feed-forward
+    gates,      // of a recurrent layer
     count
 };
 void *scratch(Scratch use, int64_t bytes);
