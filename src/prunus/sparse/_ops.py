@@ -3,12 +3,17 @@
 Registered operators are what `torch.compile` and `torch.export` keep as one node. Gradients flow to the inputs and the
 bias; the weights are frozen. Rows of the transpose are not balanced, so the backward pass goes through the dense
 matrix.
+
+The two products are registered with `torch.library.Library` and not as a `custom_op`, whose wrappers cost some ten
+microseconds for every call; and where no gradient is wanted and no mode of torch listens, a call goes from the autograd
+key straight to the kernel (`_straight`).
 """
 
 from __future__ import annotations
 
 import math
 import weakref
+from collections.abc import Callable
 from typing import Any, cast
 
 import torch
@@ -16,9 +21,10 @@ from torch import Tensor
 from torch.nn import functional
 from torch.nn.grad import conv2d_input
 
+from prunus._torch import dispatch_modes, transformed
 from prunus.errors import BadInput
 from prunus.sparse._geometry import ConvGeometry
-from prunus.sparse._integer import check_integer, integer_linear
+from prunus.sparse._integer import MOST_IN_ROW, check_integer, integer_linear
 from prunus.sparse._packed import Packed
 
 AUTOMATIC, PERMUTE, TILE, INTEGER = 0, 1, 2, 3
@@ -72,8 +78,32 @@ def check_input(packed: Packed, x: Tensor) -> None:
         raise BadInput(f"Sparse layers run float32 on the CPU, but the input is {x.dtype} on {x.device}.")
 
 
-class _Known(tuple[Any, ...]):
-    """What is remembered of checked tensors; a copy of a tensor starts without it."""
+class _Known:
+    """The native view of tensors that were checked; a copy of a tensor starts without it.
+
+    It holds addresses, and no tensors but the one it is written on: nothing stays in memory for it.
+    """
+
+    __slots__ = ("integer", "layer", "others", "size", "stamp")
+
+    def __init__(self, packed: Packed, tensors: list[Tensor]) -> None:
+        self.layer = packed.layer
+        self.integer = packed.values.dtype == torch.int8 and packed.cols <= MOST_IN_ROW
+        self.size = (packed.rows, packed.cols, packed.bank)
+        self.others = [weakref.ref(tensor) for tensor in tensors[1:]]
+        self.stamp = [(tensor.data_ptr(), tensor._version, tensor.shape) for tensor in tensors]
+
+    def of(self, rows: int, cols: int, bank: int, tensors: list[Tensor]) -> bool:
+        """Whether these are the tensors it was made of, and nothing in them has changed."""
+        if self.size != (rows, cols, bank) or len(tensors) != len(self.stamp):
+            return False
+        for ref, tensor in zip(self.others, tensors[1:]):
+            if ref() is not tensor:
+                return False
+        for (address, version, shape), tensor in zip(self.stamp, tensors):
+            if tensor.data_ptr() != address or tensor._version != version or tensor.shape != shape:
+                return False
+        return True
 
     def __deepcopy__(self, memo: dict[int, Any]) -> None:
         return None
@@ -89,14 +119,11 @@ def _packed(rows: int, cols: int, bank: int, tensors: list[Tensor]) -> Packed:
     packed = Packed(rows, cols, bank, *tensors)
     if any(tensor.is_inference() for tensor in tensors):  # they do not count their changes
         return packed
-    stamp = (rows, cols, bank, *((tensor.data_ptr(), tensor._version, tensor.shape) for tensor in tensors))
     known = getattr(tensors[0], "_prunus_view", None)
-    if known is not None and known[0] == stamp and all(ref() is tensor for ref, tensor in zip(known[1], tensors[1:])):
-        packed.__dict__["layer"] = known[2]
+    if known is not None and known.of(rows, cols, bank, tensors):
+        packed.__dict__["layer"] = known.layer
     elif packed.layer is not None:
-        # The view holds addresses, no tensors: nothing stays in memory for it.
-        known = _Known((stamp, [weakref.ref(tensor) for tensor in tensors[1:]], packed.layer))
-        tensors[0]._prunus_view = known  # type: ignore[attr-defined]
+        tensors[0]._prunus_view = _Known(packed, tensors)  # type: ignore[attr-defined]
     return packed
 
 
@@ -110,7 +137,41 @@ def _geometry(packed: Packed, numbers: list[int]) -> ConvGeometry:
     return geometry
 
 
-@torch.library.custom_op("prunus::sparse_linear", mutates_args=())
+_LIBRARY = torch.library.Library("prunus", "FRAGMENT")
+_WEIGHT = "Tensor[] tensors, SymInt rows, SymInt cols, SymInt bank"
+
+
+def _register(
+    name: str,
+    arguments: str,
+    kernel: Callable[..., Tensor],
+    fake: Callable[..., Tensor],
+    backward: Callable[..., tuple[Any, ...]],
+    setup: Callable[..., None],
+) -> None:
+    """Define an operator with one result, its kernel for the CPU, its shapes and its gradients."""
+    _LIBRARY.define(f"{name}({arguments}) -> Tensor", tags=torch.Tag.pt2_compliant_tag)
+    _LIBRARY.impl(name, kernel, "CPU")
+    torch.library.register_fake(f"prunus::{name}", fake, lib=_LIBRARY)
+    torch.library.register_autograd(f"prunus::{name}", backward, setup_context=setup, lib=_LIBRARY)
+    if hasattr(torch.library, "get_kernel"):
+        _LIBRARY.impl(name, _straight(name, kernel), "AutogradCPU", with_keyset=True)
+
+
+def _straight(name: str, kernel: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Torch's own autograd kernel of the operator, spared where it would only pass the call on."""
+    general = torch.library.get_kernel(f"prunus::{name}", "AutogradCPU")
+
+    def call(keys: Any, x: Tensor, *rest: Any) -> Tensor:
+        if type(x) is Tensor and dispatch_modes() == 0 and not transformed():
+            wanted = torch.is_grad_enabled() and any(isinstance(y, Tensor) and y.requires_grad for y in (x, *rest))
+            if not wanted:
+                return kernel(x, *rest)
+        return cast("Tensor", general.call_boxed(keys, x, *rest))
+
+    return call
+
+
 def sparse_linear(
     x: Tensor,
     bias: Tensor | None,
@@ -122,14 +183,18 @@ def sparse_linear(
     integer: bool,
 ) -> Tensor:
     """`tensors` are values, index, schedule, starts and, for int8, scale. With `integer` inputs are quantised too."""
+    known = getattr(tensors[0], "_prunus_view", None) if tensors else None
+    if known is not None and known.of(rows, cols, bank, tensors) and (not integer or known.integer) and not x.is_neg():
+        out = known.layer.linear_on(x, bias, relu, torch.get_num_threads(), INTEGER if integer else AUTOMATIC)
+        if out is not None:
+            return cast("Tensor", out)
     packed = _packed(rows, cols, bank, tensors)
     if integer:
         check_integer(packed)
     return run_linear(packed, x, bias, relu, INTEGER if integer else AUTOMATIC)
 
 
-@sparse_linear.register_fake
-def _(
+def _linear_fake(
     x: Tensor,
     bias: Tensor | None,
     tensors: list[Tensor],
@@ -161,7 +226,14 @@ def _linear_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     return grad_x, grad_bias, [None] * ctx.count, None, None, None, None, None
 
 
-sparse_linear.register_autograd(_linear_backward, setup_context=_linear_setup)
+_register(
+    "sparse_linear",
+    f"Tensor x, Tensor? bias, {_WEIGHT}, bool relu, bool integer",
+    sparse_linear,
+    _linear_fake,
+    _linear_backward,
+    _linear_setup,
+)
 
 
 @torch.library.custom_op("prunus::sparse_linear_grad", mutates_args=())
@@ -237,7 +309,6 @@ def check_added(shape: tuple[int, ...], other: Tensor) -> None:
         raise BadInput(f"What is added must be float32 of shape {shape}, not {other.dtype} {tuple(other.shape)}.")
 
 
-@torch.library.custom_op("prunus::sparse_conv2d", mutates_args=())
 def sparse_conv2d(
     x: Tensor,
     bias: Tensor | None,
@@ -254,8 +325,7 @@ def sparse_conv2d(
     return run_conv2d(packed, _geometry(packed, geometry), x, bias, other, relu)
 
 
-@sparse_conv2d.register_fake
-def _(
+def _conv_fake(
     x: Tensor,
     bias: Tensor | None,
     other: Tensor | None,
@@ -291,7 +361,14 @@ def _conv_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     return grad_x, grad_bias, grad_other, [None] * ctx.count, None, None, None, None, None
 
 
-sparse_conv2d.register_autograd(_conv_backward, setup_context=_conv_setup)
+_register(
+    "sparse_conv2d",
+    f"Tensor x, Tensor? bias, Tensor? other, {_WEIGHT}, bool relu, SymInt[] geometry",
+    sparse_conv2d,
+    _conv_fake,
+    _conv_backward,
+    _conv_setup,
+)
 
 
 @torch.library.custom_op("prunus::sparse_conv2d_grad", mutates_args=())
