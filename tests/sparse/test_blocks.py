@@ -158,6 +158,66 @@ def test_copies_files_and_export(tmp_path: Path) -> None:
         close(exported(tokens).last_hidden_state, expected)
 
 
+def counted(model: nn.Module, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Grows with every call of the model's own forward."""
+    calls: list[int] = []
+    own = type(model).forward
+    monkeypatch.setattr(type(model), "forward", lambda *args, **rest: (calls.append(1), own(*args, **rest))[1])
+    return calls
+
+
+def test_a_whole_encoder_runs_without_torch_in_between(monkeypatch: pytest.MonkeyPatch, level: str) -> None:
+    plain, native = both(bert())
+    with torch.no_grad():
+        for batch, length in ((1, 1), (2, 9), (3, 33)):
+            tokens, kinds = torch.randint(0, 99, (batch, length)), torch.randint(0, 2, (batch, length))
+            mask = torch.ones(batch, length, dtype=torch.long)
+            mask[0, length // 2 + 1 :] = 0
+            expected = plain(tokens, attention_mask=mask, token_type_ids=kinds)
+            calls = counted(native, monkeypatch)
+            found = native(tokens, attention_mask=mask, token_type_ids=kinds)
+            assert not calls
+            close(found.last_hidden_state[mask == 1], expected.last_hidden_state[mask == 1])
+            close(found.pooler_output, expected.pooler_output)
+            monkeypatch.undo()
+        calls = counted(native, monkeypatch)
+        with pytest.raises(IndexError):  # as torch says it
+            native(torch.tensor([[98, 99]]))
+        native(tokens, position_ids=torch.zeros_like(tokens))
+        native(tokens, return_dict=False)
+        assert len(calls) == 3
+        native.embeddings.word_embeddings.weight.data = torch.zeros(99, 48)  # another address
+        found = native(tokens).last_hidden_state
+        assert len(calls) == 3
+        close(found, type(native).forward(native, tokens).last_hidden_state)
+
+
+def test_a_whole_decoder_keeps_its_cache(monkeypatch: pytest.MonkeyPatch, level: str) -> None:
+    plain, native = both(llama())
+    tokens = torch.randint(1, 99, (2, 90))  # more than the first room holds
+    inner = native.model
+    with torch.no_grad():
+        expected = plain(tokens).logits
+        calls = counted(inner, monkeypatch)
+        out = native(tokens[:, :5])
+        close(out.logits, expected[:, :5])
+        cache = out.past_key_values
+        for i in range(5, 90):
+            out = native(tokens[:, i : i + 1], past_key_values=cache)
+            close(out.logits[:, 0], expected[:, i])
+        assert not calls
+        assert cache.get_seq_length() == 90
+        older = [layer.keys for layer in cache.layers]
+        kept = [keys.clone() for keys in older]
+        cache.crop(80)  # what is written next must not change what `older` still shows
+        close(native(tokens[:, 80:81], past_key_values=cache).logits[:, 0], expected[:, 80])
+        assert all(torch.equal(a, b) for a, b in zip(older, kept))
+        twin = copy.deepcopy(cache)
+        for one in (cache, twin):
+            close(native(tokens[:, 81:82], past_key_values=one).logits[:, 0], expected[:, 81])
+        assert native(tokens, use_cache=False).past_key_values is None
+
+
 def test_other_models_are_left_alone() -> None:
     class BertLayer(nn.Module):
         """Not the one of transformers."""

@@ -126,15 +126,33 @@ def _eps(norm: Any) -> float:
     return float(norm.variance_epsilon if hasattr(norm, "variance_epsilon") else norm.eps)
 
 
+def may_run(module: nn.Module) -> bool:
+    """Whether nothing is traced, differentiated, trained or changed in precision, and no hook listens everywhere."""
+    if torch.is_grad_enabled() or module.training or watched() or torch.is_autocast_enabled("cpu"):
+        return False
+    return not nn.modules.module._has_any_global_hook()
+
+
+def watch_modules(top: nn.Module) -> tuple[list[tuple[Any, ...]], list[Any]]:
+    """Every child and tensor below a module, as (dictionary, name, value), and the dictionaries of its hooks."""
+    entries: list[tuple[Any, ...]] = []
+    hooks: list[Any] = []
+    for module in top.modules():
+        for held in (module._modules, module._parameters, module._buffers):
+            entries += [(held, name, value) for name, value in held.items()]
+        if module is not top:
+            hooks += [module._forward_hooks, module._forward_pre_hooks]
+    return entries, hooks
+
+
 class NativeForward:
     """Stands where a block's `forward` stood."""
 
     def __init__(self, block: nn.Module) -> None:
         self.block = block
         self._native: Any = None
-        self._key: tuple[Any, ...] = ()
+        self._watch: Any = None
         self._held: tuple[Any, ...] = ()
-        self._children: list[tuple[dict[str, Any], str, nn.Module]] = []
 
     def __deepcopy__(self, memo: dict[int, Any]) -> NativeForward:
         import copy
@@ -142,42 +160,35 @@ class NativeForward:
         return NativeForward(copy.deepcopy(self.block, memo))  # what is native holds addresses
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"block": self.block, "_native": None, "_key": (), "_held": (), "_children": []}
+        return NativeForward(self.block).__dict__
+
+    @property
+    def native(self) -> Any:
+        return self._native
+
+    @property
+    def parts(self) -> Parts:
+        return self._parts
 
     def __call__(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
-        plain = type(self.block).forward
-        if self._may_run(hidden_states):
-            if self._native is None or self._stale():
-                self._build(read_block(self.block))
-            if self._native is not None and self._may_run(hidden_states):
-                run = _run_decoder if self._parts.before else _run_encoder
-                out = run(self._native, self._parts, hidden_states, *args, **kwargs)
-                if out is not None:
-                    return out
-        return plain(self.block, hidden_states, *args, **kwargs)
+        if type(hidden_states) is Tensor and may_run(self.block) and self.ready():
+            run = _run_decoder if self._parts.before else _run_encoder
+            out = run(self._native, self._parts, hidden_states, *args, **kwargs)
+            if out is not None:
+                return out
+        return type(self.block).forward(self.block, hidden_states, *args, **kwargs)
 
-    def _may_run(self, x: Any) -> bool:
-        if torch.is_grad_enabled() or watched() or type(x) is not Tensor or self.block.training:
-            return False
-        if torch.is_autocast_enabled("cpu") or nn.modules.module._has_any_global_hook():
-            return False
-        return self._native is None or not any(
-            child._forward_hooks or child._forward_pre_hooks for _, _, child in self._children
-        )
+    def ready(self) -> bool:
+        """Whether the native block is there and still that of the block's layers and tensors, without hooks."""
+        if self._watch is not None and self._watch.same():
+            return True
+        self._native = self._watch = None
+        watch = kernels().Watch(*watch_modules(self.block))
+        if watch.same():  # otherwise something listens
+            self._build(read_block(self.block), watch)
+        return self._native is not None
 
-    def _stale(self) -> bool:
-        """Whether a layer, a norm or a tensor was replaced or moved since the native block was made."""
-        same = all(parent.get(name) is child for parent, name, child in self._children)
-        if same and self._addresses(self._parts) == self._key:
-            return False
-        self._native = None
-        return True
-
-    def _addresses(self, parts: Parts) -> tuple[Any, ...]:
-        packed = tuple(None if layer is None else id(layer.packed) for layer in parts.layers)
-        return (*packed, *(0 if tensor is None else tensor.data_ptr() for tensor in parts.tensors()))
-
-    def _build(self, parts: Parts | None) -> None:
+    def _build(self, parts: Parts | None, watch: Any) -> None:
         if parts is None:
             return
         tensors = list(parts.tensors())
@@ -196,15 +207,8 @@ class NativeForward:
             )
         except ValueError:  # sizes that do not fit together: torch says what is wrong
             return
-        self._parts, self._native, self._key = parts, block, self._addresses(parts)
+        self._parts, self._native, self._watch = parts, block, watch
         self._held = (layers, tensors)
-        parents = list(self.block.modules())
-        self._children = [
-            (parent._modules, name, child)
-            for parent in parents
-            for name, child in parent._modules.items()
-            if child is not None
-        ]
 
 
 def _mask(mask: Any) -> Any:

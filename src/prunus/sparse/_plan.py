@@ -16,6 +16,7 @@ from prunus.sparse._graph import fuse
 from prunus.sparse._modules import BalancedLinear, PackedModule, SparseConv2d
 from prunus.sparse._packed import Packed
 from prunus.sparse._recurrent import SparseGRU, SparseGRUCell, SparseLSTM, SparseLSTMCell
+from prunus.sparse._transformers import run_models_natively
 
 VERSION = 1
 ATTRIBUTE = "prunus_plan"
@@ -194,6 +195,7 @@ def install(model: nn.Module, plan: SparsePlan, modules: dict[str, nn.Module]) -
     if plan.fused:
         model = fuse(model)
         run_blocks_natively(model)
+        run_models_natively(model)
     setattr(model, ATTRIBUTE, plan)
     return model
 

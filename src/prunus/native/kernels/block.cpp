@@ -24,11 +24,13 @@ void each_few(const Machine &m, int64_t tokens, int64_t count, const F &token) {
 }
 
 // Tokens by `heads` heads -> heads by tokens, rotated: (a, b) -> (a cos - b sin, b cos + a sin), b half a head further.
-void spread(const Sequence &s, int64_t heads, int64_t size, const float *from, int64_t sequence, bool turn, float *to) {
+// Heads stand `pitch` floats apart.
+void spread(const Sequence &s, int64_t heads, int64_t size, const float *from, int64_t sequence, bool turn, float *to,
+            int64_t pitch) {
     for (int64_t h = 0; h < heads; ++h)
         for (int64_t i = 0; i < s.length; ++i) {
             const float *at = from + (sequence * s.length + i) * heads * size + h * size;
-            float *out = to + ((sequence * heads + h) * s.length + i) * size;
+            float *out = to + (sequence * heads + h) * pitch + i * size;
             if (!turn || !s.cos) {
                 std::copy(at, at + size, out);
                 continue;
@@ -88,7 +90,8 @@ void Inputs::operator()(const Product &p, float *y, int64_t ldy) {
            Choice::automatic);
 }
 
-void project(const Machine &m, const Block &b, const Sequence &s, const float *x, float *q, float *k, float *v) {
+void project(const Machine &m, const Block &b, const Sequence &s, const float *x, float *q, float *k, float *v,
+             int64_t pitch) {
     const int64_t tokens = s.batch * s.length, width = b.width();
     const int64_t query = b.heads * b.size, key = b.key_heads * b.size;
     float *normed = room(Scratch::residual, floats(tokens * width) + floats(tokens * query) + 2 * floats(tokens * key));
@@ -103,20 +106,20 @@ void project(const Machine &m, const Block &b, const Sequence &s, const float *x
     Inputs in{m, x, width, tokens};
     in(b.query, plain_q, query), in(b.key, plain_k, key), in(b.value, plain_v, key);
     parallel(tokens * width < (1 << 15) ? 1 : m.threads, s.batch, [&](int64_t n) {
-        spread(s, b.heads, b.size, plain_q, n, true, q);
-        spread(s, b.key_heads, b.size, plain_k, n, true, k);
-        spread(s, b.key_heads, b.size, plain_v, n, false, v);
+        spread(s, b.heads, b.size, plain_q, n, true, q, s.length * b.size);
+        spread(s, b.key_heads, b.size, plain_k, n, true, k, pitch);
+        spread(s, b.key_heads, b.size, plain_v, n, false, v, pitch);
     });
 }
 
 void attend(const Machine &m, const Block &b, const Sequence &s, const float *x, const float *q, const float *k,
-            const float *v, int64_t keys, float *y) {
+            const float *v, int64_t keys, int64_t pitch, float *y) {
     const int64_t tokens = s.batch * s.length, width = b.width(), wide = b.heads * b.size;
     float *heads = room(Scratch::heads, floats(tokens * wide));
     const int64_t work = s.batch * b.heads * s.length * keys * b.size;
     parallel(work < (1 << 18) ? 1 : m.threads, s.batch * b.heads, [&](int64_t task) {
         const int64_t n = task / b.heads, head = task % b.heads, shared = head / (b.heads / b.key_heads);
-        const int64_t at = (n * b.key_heads + shared) * keys * b.size;
+        const int64_t at = (n * b.key_heads + shared) * pitch;
         m.blocks.attend({.q = q + task * s.length * b.size,
                          .k = k + at,
                          .v = v + at,
@@ -141,11 +144,30 @@ void attend(const Machine &m, const Block &b, const Sequence &s, const float *x,
 }
 
 void encode(const Machine &m, const Block &b, const Sequence &s, const float *x, float *y) {
-    const int64_t tokens = s.batch * s.length, query = floats(tokens * b.heads * b.size),
-                  key = floats(tokens * b.key_heads * b.size);
-    float *q = room(Scratch::projected, query + 2 * key);
-    project(m, b, s, x, q, q + query, q + query + key);
-    attend(m, b, s, x, q, q + query, q + query + key, s.length, y);
+    const int64_t tokens = s.batch * s.length, pitch = s.length * b.size;
+    const int64_t query = floats(tokens * b.heads * b.size), key = floats(tokens * b.key_heads * b.size);
+    float *q = room(Scratch::projected, query + 2 * key), *k = q + query, *v = k + key;
+    project(m, b, s, x, q, k, v, pitch);
+    attend(m, b, s, x, q, k, v, s.length, pitch, y);
+}
+
+void extend(const Machine &m, const Block &b, const Sequence &s, const float *x, float *k, float *v, int64_t filled,
+            int64_t capacity, float *y) {
+    float *q = room(Scratch::projected, floats(s.batch * s.length * b.heads * b.size));
+    const int64_t pitch = capacity * b.size;
+    project(m, b, s, x, q, k + filled * b.size, v + filled * b.size, pitch);
+    attend(m, b, s, x, q, k, v, filled + s.length, pitch, y);
+}
+
+void embed(const Machine &m, const Embedding &e, const int64_t *ids, const int64_t *kinds, int64_t batch,
+           int64_t length, float *y) {
+    each_few(m, batch * length, e.width, [&](int64_t n) {
+        const float *const parts[] = {e.words + ids[n] * e.width, e.kinds + (kinds ? kinds[n] * e.width : 0),
+                                      e.positions + n % length * e.width};
+        float *out = y + n * e.width;
+        for (int64_t c = 0; c < e.width; ++c) out[c] = parts[0][c] + parts[1][c] + parts[2][c];
+        m.blocks.normalise(e.norm, out, nullptr, e.width, out, out);
+    });
 }
 
 }  // namespace kernels

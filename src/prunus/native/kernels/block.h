@@ -82,6 +82,7 @@ struct BlockLevel {
 
 const BlockLevel &portable_blocks();
 const BlockLevel &avx2_blocks();
+const BlockLevel &neon_blocks();
 
 struct Machine {
     const Level &level;
@@ -100,15 +101,31 @@ struct Inputs {
     void operator()(const Product &, float *y, int64_t ldy);
 };
 
-// Queries, keys and values of x (batch x length x width), rotated: batch x heads x length x size each.
-void project(const Machine &, const Block &, const Sequence &, const float *x, float *q, float *k, float *v);
+// Queries, keys and values of x (batch x length x width), rotated: batch x heads x length x size each. The heads of keys
+// and values stand `pitch` floats apart.
+void project(const Machine &, const Block &, const Sequence &, const float *x, float *q, float *k, float *v,
+             int64_t pitch);
 
-// The rest of the block: q as `project` gives it, k and v (batch x key_heads x keys x size).
+// The rest of the block: q, k and v as `project` gives them, with so many keys.
 void attend(const Machine &, const Block &, const Sequence &, const float *x, const float *q, const float *k,
-            const float *v, int64_t keys, float *y);
+            const float *v, int64_t keys, int64_t pitch, float *y);
 
 // Both, where keys and values are those of x itself.
 void encode(const Machine &, const Block &, const Sequence &, const float *x, float *y);
+
+// Both, with a room (batch x key_heads x capacity x size) whose first `filled` keys and values come before those of x,
+// which are written behind them.
+void extend(const Machine &, const Block &, const Sequence &, const float *x, float *k, float *v, int64_t filled,
+            int64_t capacity, float *y);
+
+// Words, positions (from zero on) and kinds, summed and normalised: y (batch x length x width).
+struct Embedding {
+    const float *words, *positions, *kinds;
+    int64_t width;
+    Norm norm;
+};
+void embed(const Machine &, const Embedding &, const int64_t *ids, const int64_t *kinds, int64_t batch, int64_t length,
+           float *y);
 
 inline int64_t attention_room(int64_t keys, int64_t size) {
     const int64_t padded = (keys + 15) / 16 * 16;

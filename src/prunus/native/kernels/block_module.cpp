@@ -13,6 +13,8 @@ const BlockLevel &blocks() {
     if (level().name == portable_level().name) return portable_blocks();
 #ifdef PRUNUS_X86
     return avx2_blocks();
+#elif defined(PRUNUS_NEON)
+    return neon_blocks();
 #else
     return portable_blocks();
 #endif
@@ -105,7 +107,7 @@ struct BlockRun {
         if (q.is_none() || k.is_none() || v.is_none()) return nb::none();
         {
             nb::gil_scoped_release release;
-            project(machine(threads), b, s, in.floats(), at[0], at[1], at[2]);
+            project(machine(threads), b, s, in.floats(), at[0], at[1], at[2], s.length * b.size);
         }
         return nb::make_tuple(q, k, v);
     }
@@ -124,8 +126,101 @@ struct BlockRun {
         }
         return make(in, in.shape, [&](float *out) {
             attend(machine(threads), b, s, in.floats(), seen[0].floats(), seen[1].floats(), seen[2].floats(),
-                   seen[1].shape[2], out);
+                   seen[1].shape[2], seen[1].shape[2] * b.size, out);
         });
+    }
+
+    // As `project` and `attend`, with keys and values behind the `filled` ones of a room (batch x key_heads x capacity x
+    // size). None, and nothing written, where the caller must look closer.
+    nb::object extend_on(nb::handle x, nb::handle cos, nb::handle sin, nb::handle k, nb::handle v, int64_t filled,
+                         nb::handle mask, bool causal, int threads) const {
+        prunus::exchange::Tensor in, keys, values;
+        Sequence s;
+        if (!view(k, keys) || !view(v, values) || keys.ndim != 4 || values.ndim != 4 || !view(x, in) || in.ndim != 3)
+            return nb::none();
+        const int64_t capacity = keys.shape[2], wanted[] = {in.shape[0], b.key_heads, capacity, b.size};
+        if (!std::equal(wanted, wanted + 4, keys.shape) || !std::equal(wanted, wanted + 4, values.shape))
+            return nb::none();
+        if (filled < 0 || filled + in.shape[1] > capacity) return nb::none();
+        if (!see(x, mask, cos, sin, filled + in.shape[1], causal, in, s)) return nb::none();
+        return make(in, in.shape, [&](float *out) {
+            extend(machine(threads), b, s, in.floats(), keys.floats(), values.floats(), filled, capacity, out);
+        });
+    }
+};
+
+// Whether the object is a tensor of whole numbers of 64 bits, contiguous, all at least zero and below `end`.
+bool view_ids(nb::handle object, int64_t end, prunus::exchange::Tensor &out) {
+    if (!tensors || object.type().ptr() != tensor_type) return false;
+    if (tensors->view(object.ptr(), &out) != 0) return PyErr_Clear(), false;
+    if (out.device.type != 1 || out.dtype.code != 0 || out.dtype.bits != 64 || out.ndim != 2) return false;
+    const int64_t count = out.shape[0] * out.shape[1], *ids = reinterpret_cast<const int64_t *>(out.floats());
+    if (out.strides &&
+        ((out.shape[1] != 1 && out.strides[1] != 1) || (out.shape[0] != 1 && out.strides[0] != out.shape[1])))
+        return false;
+    return std::all_of(ids, ids + count, [end](int64_t id) { return id >= 0 && id < end; });
+}
+
+// The embeddings of BERT and its relatives, positions from zero on; None where the caller must look closer.
+nb::object embed_on(nb::handle ids, nb::handle kinds, const std::vector<nb::object> &tables, float eps, int threads) {
+    prunus::exchange::Tensor table[5], in, kind;  // words, positions, kinds; the norm's weight and bias
+    if (tables.size() != 5) return nb::none();
+    for (size_t i = 0; i < 5; ++i)
+        if (!tensors || !look(tables[i], table[i]) || table[i].ndim != (i < 3 ? 2 : 1)) return nb::none();
+    const int64_t width = table[0].shape[1];
+    for (int i = 1; i < 5; ++i)
+        if (table[i].shape[i < 3 ? 1 : 0] != width) return nb::none();
+    if (!view_ids(ids, table[0].shape[0], in) || in.shape[1] > table[1].shape[0] || table[2].shape[0] < 1)
+        return nb::none();
+    const bool told = !kinds.is_none();
+    if (told && (!view_ids(kinds, table[2].shape[0], kind) || !std::equal(in.shape, in.shape + 2, kind.shape)))
+        return nb::none();
+    const Embedding e = {table[0].floats(),
+                         table[1].floats(),
+                         table[2].floats(),
+                         width,
+                         {table[3].floats(), table[4].floats(), eps, false}};
+    int64_t shape[3] = {in.shape[0], in.shape[1], width};
+    prunus::exchange::Tensor like = table[0];
+    like.ndim = 3;
+    const auto numbers = [](const prunus::exchange::Tensor &t) {
+        return reinterpret_cast<const int64_t *>(t.floats());
+    };
+    return make(like, shape, [&](float *out) {
+        embed(machine(threads), e, numbers(in), told ? numbers(kind) : nullptr, shape[0], shape[1], out);
+    });
+}
+
+// What a native run was made of: entries of dictionaries (tensors with their addresses), and dictionaries of hooks, which
+// must be empty. Asking costs some forty nanoseconds for each.
+struct Watch {
+    struct One {
+        nb::object holder, name, value;
+        const void *address;
+    };
+    std::vector<One> all;
+    std::vector<nb::object> hooks;
+
+    static const void *address_of(nb::handle object) {
+        prunus::exchange::Tensor found;
+        if (!tensors || !PyObject_TypeCheck(object.ptr(), reinterpret_cast<PyTypeObject *>(tensor_type)))
+            return nullptr;
+        if (tensors->view(object.ptr(), &found) != 0) return PyErr_Clear(), nullptr;
+        return static_cast<const char *>(found.data) + found.byte_offset;
+    }
+
+    Watch(const std::vector<nb::tuple> &entries, const std::vector<nb::object> &hooks) : hooks(hooks) {
+        for (const nb::tuple &entry : entries) all.push_back({entry[0], entry[1], entry[2], address_of(entry[2])});
+    }
+
+    bool same() const {
+        for (const nb::object &one : hooks)
+            if (PyDict_GET_SIZE(one.ptr()) != 0) return false;
+        for (const One &one : all)
+            if (PyDict_GetItem(one.holder.ptr(), one.name.ptr()) != one.value.ptr() ||
+                address_of(one.value) != one.address)
+                return false;
+        return true;
     }
 };
 
@@ -171,9 +266,15 @@ void bind_block(nb::module_ &m) {
             nb::init<const std::vector<nb::object> &, const std::vector<uintptr_t> &, const std::vector<bool> &,
                      const std::vector<uintptr_t> &, float, float, bool, bool, int, int64_t, int64_t, int64_t, float>())
         .def("encode", &BlockRun::encode_on, nb::arg(), nb::arg().none(), nb::arg(), nb::arg())
+        .def("extend", &BlockRun::extend_on, nb::arg(), nb::arg().none(), nb::arg().none(), nb::arg(), nb::arg(),
+             nb::arg(), nb::arg().none(), nb::arg(), nb::arg())
         .def("project", &BlockRun::project_on, nb::arg(), nb::arg().none(), nb::arg().none(), nb::arg())
         .def("attend", &BlockRun::attend_on, nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg().none(), nb::arg(),
              nb::arg());
+    nb::class_<Watch>(m, "Watch")
+        .def(nb::init<const std::vector<nb::tuple> &, const std::vector<nb::object> &>())
+        .def("same", &Watch::same);
+    m.def("embed", &embed_on, nb::arg(), nb::arg().none(), nb::arg(), nb::arg(), nb::arg());
     m.def("recur", &recur_on, nb::arg(), nb::arg().none(), nb::arg(), nb::arg().none(), nb::arg(), nb::arg(), nb::arg(),
           nb::arg(), nb::arg().none(), nb::arg(), nb::arg(), nb::arg());
 }

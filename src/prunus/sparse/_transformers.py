@@ -1,0 +1,285 @@
+"""Whole transformers in native runs: embeddings, blocks and the cache of keys and values, without torch in between.
+
+Models whose blocks all run natively (`_blocks`) get a `forward` of their own: BERT's embeddings are one native call and
+its blocks one each; Llama, Mistral and Qwen2 write new keys and values straight behind those of the cache, which has
+room for more, instead of copying it for every token. What the native run does not know (hooks, gradients, tracing,
+masks with holes, caches of other kinds, outputs of every layer) goes through the model's own forward.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import weakref
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from prunus.sparse._blocks import NativeForward, may_run, watch_modules
+from prunus.sparse._packed import kernels
+
+ENCODERS = {"BertModel": "BertEmbeddings"}
+DECODERS = ("LlamaModel", "MistralModel", "Qwen2Model")
+_FIXED = ("default", "linear", "llama3", "yarn")  # rotations that depend on nothing but the position
+_ROOM = 64  # keys for which there is room at first; then it doubles
+
+
+def run_models_natively(model: nn.Module) -> int:
+    """Give every known transformer whose blocks run natively its native forward; returns how many there are."""
+    found = 0
+    module: Any
+    for module in list(model.modules()):
+        kind = type(module)
+        if not kind.__module__.startswith("transformers.") or "forward" in module.__dict__:
+            continue
+        if kind.__name__ in ENCODERS and _all_native(module.encoder.layer):
+            module.forward = NativeEncoder(module)
+        elif kind.__name__ in DECODERS and _all_native(module.layers):
+            module.forward = NativeDecoder(module)
+        else:
+            continue
+        found += 1
+    return found
+
+
+def _all_native(blocks: Any) -> bool:
+    return len(blocks) > 0 and all(isinstance(block.__dict__.get("forward"), NativeForward) for block in blocks)
+
+
+class _NativeModel:
+    """Stands where a model's `forward` stood."""
+
+    first: ClassVar[tuple[str, ...]] = ("input_ids", "attention_mask")  # what may be given without a name
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+        self._watch: Any = None
+        self._blocks: list[Any] = []
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _NativeModel:
+        return type(self)(copy.deepcopy(self.model, memo))  # what is native holds addresses
+
+    def __getstate__(self) -> dict[str, Any]:
+        return type(self)(self.model).__dict__
+
+    @property
+    def __code__(self) -> Any:  # export asks a forward for it, and for its arguments
+        return type(self.model).forward.__code__
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        return inspect.signature(type(self.model).forward.__get__(self.model))
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if len(args) <= len(self.first) and self._ready():
+            out = self.run(**dict(zip(self.first, args)), **kwargs)
+            if out is not None:
+                return out
+        return type(self.model).forward(self.model, *args, **kwargs)
+
+    def _ready(self) -> bool:
+        """Whether every block has a native run that is still that of its tensors, and nothing watches."""
+        if not may_run(self.model):
+            return False
+        if self._watch is not None and self._watch.same():
+            return True
+        self._watch, self._blocks = None, []
+        if not self._known() or not _all_native(self.blocks()):
+            return False
+        ready = [block.forward.ready() for block in self.blocks()]
+        if not all(ready):
+            return False
+        watch = kernels().Watch(*watch_modules(self.model))
+        if not watch.same():
+            return False
+        self._watch, self._blocks = watch, [block.forward for block in self.blocks()]
+        return True
+
+    def blocks(self) -> Any:
+        raise NotImplementedError
+
+    def _known(self) -> bool:
+        """Whether the parts around the blocks are those the native run computes."""
+        raise NotImplementedError
+
+    def run(self, **arguments: Any) -> Any:
+        """The model's output; None, and nothing done, where torch must compute it."""
+        raise NotImplementedError
+
+    def _plain_output(self, arguments: dict[str, Any]) -> bool:
+        """Whether an ordinary output is wanted and nothing unknown is given."""
+        config = self.model.config
+        wanted = arguments.pop("return_dict", None)
+        if wanted is False or (wanted is None and not config.return_dict):
+            return False
+        if config.output_attentions or config.output_hidden_states:
+            return False
+        return all(value is None or value is False for value in arguments.values())
+
+
+class NativeEncoder(_NativeModel):
+    """BERT: embeddings, blocks, pooler."""
+
+    def blocks(self) -> Any:
+        return self.model.encoder.layer
+
+    def _known(self) -> bool:
+        model = self.model
+        own = model.embeddings
+        tables = (own.word_embeddings, own.position_embeddings, own.token_type_embeddings)
+        plain = all(type(table) is nn.Embedding and table.max_norm is None for table in tables)
+        norm = own.LayerNorm
+        known = type(own).__name__ == ENCODERS[type(model).__name__] and type(norm) is nn.LayerNorm
+        self._tables = [*(table.weight for table in tables), norm.weight, norm.bias]
+        self._eps = float(norm.eps)
+        return plain and known and norm.bias is not None and not model.config.is_decoder
+
+    def run(
+        self,
+        input_ids: Any = None,
+        attention_mask: Any = None,
+        token_type_ids: Any = None,
+        **rest: Any,
+    ) -> Any:
+        if input_ids is None or not self._plain_output(rest):
+            return None
+        mask = None
+        if attention_mask is not None:
+            if attention_mask.shape != input_ids.shape:
+                return None
+            if not bool(attention_mask.all()):
+                mask = torch.zeros(attention_mask.shape).masked_fill_(attention_mask == 0, torch.finfo().min)
+                mask = mask[:, None, None, :]
+        threads = torch.get_num_threads()
+        x = kernels().embed(input_ids, token_type_ids, self._tables, self._eps, threads)
+        if x is None:
+            return None
+        for block in self._blocks:
+            x = block.native.encode(x, mask, False, threads)
+            if x is None:
+                return None
+        from transformers.modeling_outputs import BaseModelOutputWithPoolingAndCrossAttentions
+
+        pooler = self.model.pooler
+        return BaseModelOutputWithPoolingAndCrossAttentions(
+            last_hidden_state=x, pooler_output=None if pooler is None else pooler(x)
+        )
+
+
+class NativeDecoder(_NativeModel):
+    """Llama and its relatives: embedding, blocks with the cache, last norm."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__(model)
+        self._turns: tuple[Tensor, Tensor] | None = None
+
+    def blocks(self) -> Any:
+        return self.model.layers
+
+    def _known(self) -> bool:
+        model = self.model
+        config, rotary = model.config, model.rotary_emb
+        kinds = getattr(config, "layer_types", None)
+        whole = (
+            all(kind == "full_attention" for kind in kinds) if kinds else not getattr(config, "sliding_window", None)
+        )
+        used = config.num_hidden_layers == len(model.layers)
+        self._turns = None
+        return whole and used and getattr(rotary, "rope_type", "") in _FIXED and hasattr(rotary, "inv_freq")
+
+    def run(
+        self,
+        input_ids: Any = None,
+        attention_mask: Any = None,
+        position_ids: Any = None,
+        past_key_values: Any = None,
+        inputs_embeds: Any = None,
+        use_cache: Any = None,
+        **rest: Any,
+    ) -> Any:
+        from transformers.cache_utils import DynamicCache, DynamicLayer
+        from transformers.modeling_outputs import BaseModelOutputWithPast
+
+        model = self.model
+        rest.pop("cache_position", None)
+        if (input_ids is None) == (inputs_embeds is None) or not self._plain_output(rest):
+            return None
+        cached = model.config.use_cache if use_cache is None else bool(use_cache)
+        cache = past_key_values
+        if cache is None and cached:
+            cache = DynamicCache(config=model.config)
+        if type(cache) is not DynamicCache or any(type(layer) is not DynamicLayer for layer in cache.layers):
+            return None
+        if len(cache.layers) not in (0, len(self._blocks)):
+            return None
+        past = cache.get_seq_length()
+        x = model.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
+        if type(x) is not Tensor or x.dim() != 3 or x.dtype != torch.float32 or (past and x.shape[1] > 1):
+            return None
+        if attention_mask is not None and (attention_mask.dim() != 2 or not bool(attention_mask.all())):
+            return None
+        if position_ids is None:
+            position_ids = torch.arange(past, past + x.shape[1]).unsqueeze(0)
+        cos, sin = self._rotations(position_ids, x)
+        x = x.contiguous()
+        threads = torch.get_num_threads()
+        for number, block in enumerate(self._blocks):
+            x = _extend(cache, number, block, x, cos, sin, threads)
+        out = BaseModelOutputWithPast(last_hidden_state=model.norm(x), past_key_values=cache)
+        if not cached:
+            out.past_key_values = past_key_values
+        return out
+
+    def _rotations(self, positions: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        """cos and sin of every position, from a table that the model's own module fills."""
+        last = int(positions.max())
+        if self._turns is None or self._turns[0].shape[0] <= last:
+            every = torch.arange(max(256, 2 * (last + 1))).unsqueeze(0)
+            cos, sin = self.model.rotary_emb(x, position_ids=every)
+            self._turns = (cos[0].contiguous(), sin[0].contiguous())
+        return self._turns[0][positions], self._turns[1][positions]
+
+
+# The rooms behind the keys and values of a cache's layers: (keys, values, how many are filled).
+_rooms: weakref.WeakKeyDictionary[Any, tuple[Tensor, Tensor, int]] = weakref.WeakKeyDictionary()
+
+
+def _extend(cache: Any, number: int, block: NativeForward, x: Tensor, cos: Tensor, sin: Tensor, threads: int) -> Tensor:
+    """One block, its keys and values written behind those of the cache."""
+    parts = block.parts
+    length = x.shape[1]
+    if number < len(cache.layers) and cache.layers[number].is_initialized:
+        layer = cache.layers[number]
+        keys, values, filled = _room(layer, length)
+    else:
+        layer, filled = None, 0
+        shape = (x.shape[0], parts.key_heads, max(_ROOM, 2 * length), parts.size)
+        keys, values = torch.empty(shape), torch.empty(shape)
+    out = block.native.extend(x, cos, sin, keys, values, filled, None, True, threads)
+    if out is None:
+        raise RuntimeError("The native block cannot read what the cache or the rotary embedding gave it.")
+    now = filled + length
+    new_keys, new_values = keys.narrow(2, 0, now), values.narrow(2, 0, now)
+    if layer is None:
+        cache.update(new_keys, new_values, number)
+        layer = cache.layers[number]
+    layer.keys, layer.values = new_keys, new_values
+    _rooms[layer] = (keys, values, now)
+    return out  # type: ignore[no-any-return]
+
+
+def _room(layer: Any, length: int) -> tuple[Tensor, Tensor, int]:
+    """Keys and values with room for `length` more: the room they are in where nothing follows them, or a new one."""
+    filled = layer.keys.shape[2]
+    known = _rooms.get(layer)
+    if known is not None:
+        keys, values, count = known
+        own = layer.keys.data_ptr() == keys.data_ptr() and layer.values.data_ptr() == values.data_ptr()
+        if own and count == filled and filled + length <= keys.shape[2] and layer.keys.shape[0] == keys.shape[0]:
+            return keys, values, filled
+    shape = (*layer.keys.shape[:2], max(_ROOM, 2 * (filled + length)), layer.keys.shape[3])
+    keys, values = torch.empty(shape), torch.empty(shape)
+    keys[:, :, :filled] = layer.keys
+    values[:, :, :filled] = layer.values
+    return keys, values, filled
