@@ -2,9 +2,11 @@
 
 Times faster than torch eager. ONNX Runtime in float32 and int8 (dynamic, inputs and outputs bound), OpenVINO in
 float32, torch int8; ours with packed layers and native blocks, in float32 and in integers, at several sparsities
-without any retraining. "error" is that of the hidden states against the same weights in float32 (for ours: against the
-pruned model in float32, so that it tells what arithmetic costs), "cosine" that of the mean-pooled embedding against the
-unpruned model: what pruning and arithmetic cost together before recovery. "load" is the machine's load average.
+without any retraining. "weights" says how they were pruned: by magnitude alone, or reconstructed on 512 sentences where
+`benchmarks/_reconstructed.py` was run before. "error" is that of the hidden states against the same weights in float32
+(for ours: against the pruned model in float32, so that it tells what arithmetic costs), "cosine" that of the
+mean-pooled embedding of random tokens against the unpruned model: what pruning and arithmetic cost together. "load"
+is the machine's load average.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from typing import Any
 import torch
 
 import prunus
+from benchmarks import _reconstructed
 from benchmarks.sparse_network import Encoder, _find_encoder
 from prunus import timing
 from prunus.sparse._peers import find_peers, output_error
@@ -31,16 +34,20 @@ def run(quick: bool) -> list[dict[str, Any]]:
         return []
     dense = Encoder(inner).eval()
     ours: dict[str, tuple[torch.nn.Module, torch.nn.Module]] = {}
+    kinds: dict[str, str] = {}
     for sparsity in (0.75, 0.9) if quick else (0.5, 0.75, 0.9):
-        pruned = copy.deepcopy(dense)
-        prunus.prune(pruned, sparsity, pattern="balanced:16", exclude=("*embeddings*",))
+        rebuilt = _reconstructed.load("minilm", inner, sparsity)
+        pruned = Encoder(rebuilt).eval() if rebuilt is not None else copy.deepcopy(dense)
+        if rebuilt is None:
+            prunus.prune(pruned, sparsity, pattern="balanced:16", exclude=("*embeddings*",))
         for name, activations in (("fp32", None), ("integers", torch.int8)):
             fast = prunus.compress(pruned, select="always", activations=activations, fuse=True)
             ours[f"ours {sparsity:.0%}, {name}"] = (pruned, fast)
+            kinds[f"ours {sparsity:.0%}, {name}"] = "magnitude" if rebuilt is None else "reconstructed"
     table = []
     for batch, length in SIZES:
         table += _size(dense, ours, batch, length, 5 if quick else 11)
-    return table
+    return [{**row, "weights": kinds.get(row["what"], "")} for row in table]
 
 
 def _size(dense: Any, ours: dict[str, Any], batch: int, length: int, repeats: int) -> list[dict[str, Any]]:
