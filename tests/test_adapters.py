@@ -200,3 +200,30 @@ def test_labels_that_do_not_fit_are_one_sentence() -> None:
     with pytest.raises(BadInput, match="run from 99 to 99") as refused:
         prunus.find_masks(model, 0.5, score="snip", data=data)
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "asked", "given"),
+    [
+        ("CLIPModel", {}, {}, {"input_ids", "attention_mask", "pixel_values"}),
+        ("WhisperForConditionalGeneration", {"num_mel_bins": 16, "max_source_positions": 32, "d_model": 32},
+         {"shape": (16, 64)}, {"input_features", "decoder_input_ids"}),
+        ("Wav2Vec2Model", {}, {"shape": (800,)}, {"input_values"}),
+    ],
+)  # fmt: skip
+def test_examples_of_models_with_several_inputs(name: str, options: dict, asked: dict, given: set[str]) -> None:
+    transformers = pytest.importorskip("transformers")
+    config = getattr(transformers, name).config_class(**options)
+    with torch.device("meta"):
+        model = getattr(transformers, name)(config)
+    assert set(example_input(model, **asked)) == given
+    if asked:
+        with pytest.raises(BadInput, match="--input"):
+            example_input(model)
+
+
+def test_a_dict_whose_sides_differ_is_one_sample() -> None:
+    samples = [{"input_features": torch.randn(4, 6), "decoder_input_ids": torch.arange(3)} for _ in range(5)]
+    batch = next(batches(samples, 5))
+    assert batch.kwargs["input_features"].shape == (5, 4, 6)
+    assert batch.kwargs["decoder_input_ids"].shape == (5, 3)

@@ -58,6 +58,8 @@ def test_the_librarys_own_loader_refuses_and_so_does_ours(tmp_path: Path) -> Non
     with pytest.raises(BadInput, match="one form only"):
         fast.save_pretrained(tmp_path, max_shard_size="1GB")
     small("bert").save_pretrained(tmp_path / "dense")
+    with pytest.raises(BadInput, match="holds other weights"):
+        fast.save_pretrained(tmp_path / "dense")
     with pytest.raises(BadFile, match="not written by a compressed model"):
         load_pretrained(tmp_path / "dense")
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import prunus
-from prunus.errors import BadInput
+from prunus.errors import BadInput, PrunusWarning
 from prunus.sparse import export_onnx
 
 onnx = pytest.importorskip("onnx", reason="needs the extra export")
@@ -43,3 +43,42 @@ def test_several_outputs_and_clear_refusals(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="is compressed"):
         export_onnx(packed, tmp_path / "net.onnx", torch.randn(3, 64))
     assert not (tmp_path / "net.onnx").exists()
+
+
+def test_batch_and_length_are_open_and_fixed_on_demand(tmp_path: Path) -> None:
+    runtime = pytest.importorskip("onnxruntime", reason="needs the extra export")
+    model = torch.nn.LSTM(8, 5, batch_first=True).eval()
+    open_sides = export_onnx(model, tmp_path / "open.onnx", torch.randn(1, 6, 8))
+    fixed = export_onnx(model, tmp_path / "fixed.onnx", torch.randn(1, 6, 8), dynamic=False)
+    session = runtime.InferenceSession(str(open_sides), providers=["CPUExecutionProvider"])
+    x = torch.randn(4, 9, 8)
+    with torch.no_grad():
+        torch.testing.assert_close(torch.from_numpy(session.run(None, {"input": x.numpy()})[0]), model(x)[0])
+    shapes = [
+        [side.dim_param or side.dim_value for side in onnx.load(path).graph.input[0].type.tensor_type.shape.dim]
+        for path in (open_sides, fixed)
+    ]
+    assert shapes == [["batch", "length", 8], [1, 6, 8]]
+
+
+class Sized(torch.nn.Module):
+    """Takes inputs of one batch size only."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + torch.arange(24.0).reshape(3, 8)
+
+
+def test_a_model_of_one_size_says_so(tmp_path: Path) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), Sized()).eval()
+    with pytest.warns(PrunusWarning, match="batch size only"):
+        path = export_onnx(model, tmp_path / "sized.onnx", torch.randn(3, 8))
+    sides = onnx.load(path).graph.input[0].type.tensor_type.shape.dim
+    assert [side.dim_param or side.dim_value for side in sides] == [3, 8]
+
+
+def test_narrow_models_are_written_in_float32_and_nothing_is_printed(tmp_path: Path, capfd) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(8, 4)).eval().bfloat16()
+    path = export_onnx(model, tmp_path / "narrow.onnx", {"input": torch.randn(2, 8, dtype=torch.bfloat16)})
+    assert onnx.load(path).graph.input[0].type.tensor_type.elem_type == onnx.TensorProto.FLOAT
+    assert model[0].weight.dtype == torch.bfloat16
+    assert capfd.readouterr() == ("", "")

@@ -279,7 +279,7 @@ def _one_sample(item: Any) -> bool:
         return False
     if isinstance(item, Mapping):
         inputs = [value for value in map(_tensor, item.values()) if isinstance(value, Tensor) and value.dim()]
-        return not inputs or _single(inputs[0])
+        return len({len(value) for value in inputs}) > 1 or not inputs or _single(inputs[0])
     if isinstance(item, (tuple, list)) and item and not isinstance(_tensor(item), Tensor):
         first, last = (_tensor(part) for part in (item[0], item[-1]))
         if isinstance(first, Mapping):

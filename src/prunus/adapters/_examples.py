@@ -82,25 +82,43 @@ def _of_transformers(
     model: nn.Module, config: Any, batch: int, shape: Sequence[int] | None, tokens: int | None, generator: Any
 ) -> dict[str, Tensor]:
     name = getattr(model, "main_input_name", "input_ids")
+    names = forward_names(model)[0]
     dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
+
+    def numbers(*sides: int) -> Tensor:
+        return torch.randn((batch, *sides), generator=generator).to(dtype)
+
     if name == "pixel_values":
-        side = getattr(config, "image_size", None) or 224
-        sides = tuple(side) if isinstance(side, (list, tuple)) else (side, side)
-        size = tuple(shape) if shape is not None else (getattr(config, "num_channels", 3), *sides)
-        return {name: torch.randn((batch, *size), generator=generator).to(dtype)}
-    if name != "input_ids":
-        if shape is None:
-            raise BadInput(f"{type(model).__name__} takes {name}, of a shape that only you know: give it.")
-        return {name: torch.randn((batch, *shape), generator=generator).to(dtype)}
+        return {name: numbers(*(shape if shape is not None else _pixels(config)))}
     vocabulary = getattr(config, "vocab_size", None) or getattr(config.get_text_config(), "vocab_size", None)
-    if vocabulary is None:
-        raise BadInput(f"The vocabulary of {type(model).__name__} is not in its config: give an example.")
-    length = tokens if tokens is not None else shape[0] if shape is not None else 16
+    length = tokens if tokens is not None else shape[0] if shape is not None and name == "input_ids" else 16
     most = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None)
     if tokens is None and isinstance(most, int):
         length = min(length, most)
-    ids = torch.randint(1, max(2, vocabulary), (batch, length), generator=generator)
-    found = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-    if getattr(config, "is_encoder_decoder", False):
-        found["decoder_input_ids"] = torch.randint(1, max(2, vocabulary), (batch, length), generator=generator)
-    return {key: value for key, value in found.items() if key in forward_names(model)[0]}
+
+    def ids() -> Tensor:
+        if vocabulary is None:
+            raise BadInput(f"The vocabulary of {type(model).__name__} is not in its config: give an example.")
+        return torch.randint(1, max(2, vocabulary), (batch, length), generator=generator)
+
+    if name == "input_ids":
+        first = ids()
+        found = {name: first, "attention_mask": torch.ones_like(first)}
+        if hasattr(model, "logit_scale") and hasattr(config, "vision_config"):  # compares texts with pictures
+            found["pixel_values"] = numbers(*_pixels(config.vision_config))
+    elif shape is not None:
+        found = {name: numbers(*shape)}
+    else:
+        raise BadInput(
+            f"{type(model).__name__} takes {name}, of a shape that only you know: give it (--input 80x3000 on the "
+            "command line)."
+        )
+    if getattr(config, "is_encoder_decoder", False) and "decoder_input_ids" in names:
+        found["decoder_input_ids"] = ids()
+    return {key: value for key, value in found.items() if key in names}
+
+
+def _pixels(config: Any) -> tuple[int, ...]:
+    side = getattr(config, "image_size", None) or 224
+    sides = tuple(side) if isinstance(side, (list, tuple)) else (side, side)
+    return (getattr(config, "num_channels", 3), *sides)

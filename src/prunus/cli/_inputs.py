@@ -12,7 +12,11 @@ Input = Annotated[
 ]
 InputIds = Annotated[int | None, Parameter(help="So many token ids as the input of a language model.")]
 Metric = Annotated[
-    str, Parameter(help="accuracy, perplexity, spearman, or `package.module:function` of (model, data).")
+    str | None,
+    Parameter(
+        help="accuracy, perplexity, spearman, or `package.module:function` of (model, data); what fits the data "
+        "unless given."
+    ),
 ]
 
 
@@ -51,8 +55,52 @@ def data_for(name: str, split: str, folder: Path | None, model: str) -> Any:
     return read_data(name, split, None if folder is None else str(folder), model)
 
 
+def own_pair(name: str, model: str) -> tuple[Any, Any] | None:
+    """(samples to look at, samples to measure on) of the user's own file or folder; None for other names.
+
+    Files have no split: the last fifth is measured on, if there are ten samples or more. Of pairs of texts each text is
+    a sample to look at.
+    """
+    from prunus.data import names
+    from prunus.data.own import is_own
+
+    if name in names() or not is_own(name):
+        return None
+    rows = data_for(name, "train", None, model)
+    held = len(rows) // 5 if len(rows) >= 10 else 0
+    looked, measured = (rows[:-held], rows[-held:]) if held else (rows, rows)
+    if isinstance(looked[0], tuple) and len(looked[0]) == 3:
+        looked = [text for pair in looked for text in pair[:2]]
+    return looked, measured
+
+
+def metric_for(metric: str | None, data: Any) -> str:
+    """The metric that was asked for, or the one that fits the samples."""
+    from prunus.training import metrics
+
+    return metrics.fitting(data) if metric is None else metric
+
+
 def measure(metric: str, network: Any, data: Any) -> float:
     """The quality of a model on data."""
     from prunus.training import metrics
 
     return metrics.measure(metric, network, data)
+
+
+def quality(network: Any, test: Any, metric: str | None, when: str) -> dict[str, Any]:
+    """{"metric": name, "name_before": value}; empty where there is nothing to measure on."""
+    if test is None:
+        return {}
+    name = metric_for(metric, test)
+    return {"metric": name, f"{name}_{when}": measure(name, network, test)}
+
+
+def quality_line(record: dict[str, Any]) -> str:
+    """What the metric was before and after, for people; empty where nothing was measured."""
+    name = record.get("metric")
+    if name is None:
+        return ""
+    form = "{:.2%}" if name == "accuracy" else "{:.4g}"
+    before, after = (form.format(record[f"{name}_{when}"]) for when in ("before", "after"))
+    return f"{name} {before} before, {after} after"

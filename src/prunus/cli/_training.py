@@ -103,9 +103,17 @@ def fitting_example(network: Any, data: Any) -> Any:
     return example
 
 
-def data_pair(name: str, folder: Path | None) -> tuple[Any, Any]:
-    """Training and test data; the test data may be missing for a user's own set."""
+def data_pair(name: str, folder: Path | None, model: str = "") -> tuple[Any, Any]:
+    """Training and test data; the test data may be missing for a user's own set.
+
+    `model` is how the command names it: its folder holds the tokenizer for texts of the user's own.
+    """
+    from prunus.cli._inputs import own_pair
     from prunus.data import load
+
+    own = own_pair(name, model)
+    if own is not None:
+        return own
 
     if name == "imagenet":
         raise BadInput(

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
+from prunus.cli._inputs import Metric
 from prunus.cli._training import Flags, Place, configure, data_pair, show_run
 from prunus.cli.options import Data, DataDir, Json, Model, Seed
 
@@ -23,6 +24,7 @@ def distil(
     masks: Annotated[Path | None, Parameter(help="Masks to hold; the zeros of the weights otherwise.")] = None,
     data: Data = None,
     data_dir: DataDir = None,
+    metric: Metric = None,
     length: Annotated[str, Parameter(help="Epochs as in 2ep, or steps as in 500it.")] = "1ep",
     outputs: Annotated[float, Parameter(help="Weight of the outputs in the loss.")] = 1.0,
     hidden: Annotated[float, Parameter(help="Weight of the hidden states in the loss.")] = 1.0,
@@ -44,10 +46,11 @@ def distil(
     """
     import torch
 
+    from prunus.cli._inputs import quality
     from prunus.contract import Masks
     from prunus.errors import BadInput
     from prunus.models import resolve, save_weights
-    from prunus.training import DistilOptions, FitConfig, evaluate
+    from prunus.training import DistilOptions, FitConfig
     from prunus.training import distil as teach
 
     if data is None or weights is None:
@@ -59,13 +62,12 @@ def distil(
     flags, place = flags or Flags(), place or Place()
     base = FitConfig(optimizer="adamw", lr=5e-4, weight_decay=0.0, batch_size=32)
     config, folder = configure(base, flags, place, seed, json)
-    train, test = data_pair(data, data_dir)
-    before = None if test is None else evaluate(student, test)[1]
+    train, test = data_pair(data, data_dir, model)
+    before = quality(student, test, metric, "before")
     held = None if masks is None else Masks.load(masks)
     history = teach(student, original, train, length, held, config, options=DistilOptions(outputs, hidden))
     record: dict[str, Any] = {"model": model, "data": data, "length": length, "final": history[-1].to_dict()}
-    if before is not None:
-        record |= {"accuracy_before": before, "accuracy_after": evaluate(student, test)[1]}
+    record |= before | quality(student, test, metric, "after")
     if output is not None:
         save_weights(student, output)
         record["weights_file"] = str(output)
@@ -73,6 +75,7 @@ def distil(
 
 
 def _print(record: dict[str, Any], history: Any, folder: Any, json: bool) -> None:
+    from prunus.cli._inputs import quality_line
     from prunus.cli.output import console, print_json
 
     if json:
@@ -80,7 +83,7 @@ def _print(record: dict[str, Any], history: Any, folder: Any, json: bool) -> Non
         return
     show_run(record, history, folder)
     out = console()
-    if "accuracy_before" in record:
-        out.print(f"accuracy {record['accuracy_before']:.2%} before, {record['accuracy_after']:.2%} after")
+    if "metric" in record:
+        out.print(quality_line(record))
     if "weights_file" in record:
         out.print(f"wrote {record['weights_file']}")

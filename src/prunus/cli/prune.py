@@ -32,7 +32,7 @@ def prune(
     weights: Weights = None,
     data: Data = None,
     data_dir: DataDir = None,
-    metric: Metric = "accuracy",
+    metric: Metric = None,
     input: Input = None,
     input_ids: InputIds = None,
     misfits: Annotated[str, Parameter(help="error, or skip: leave out what the pattern does not fit.")] = "error",
@@ -58,7 +58,7 @@ def prune(
     from prunus.cli._training import fitting_example
     from prunus.errors import BadInput
     from prunus.models import resolve
-    from prunus.pruning import find_masks, summarise
+    from prunus.pruning import find_masks
 
     torch.manual_seed(seed)
     network = resolve(model, str(weights) if weights else None).eval()
@@ -78,7 +78,7 @@ def prune(
     )
     known = example_or_none(network, 1, input, input_ids)
     example = known if known is not None or test is None else fitting_example(network, test)
-    rows = summarise(network, masks, example)
+    rows, uncounted = _summary(network, masks, example, told=input is not None or input_ids is not None)
     accuracies = _quality(network, masks, test, metric, train if reconstruct else None, seed, quiet=json)
     files = write_pruned(network, masks, output) if output is not None else {}
     record: dict[str, Any] = {
@@ -86,19 +86,37 @@ def prune(
         "sparsity": masks.sparsity,
         "layers": [{**vars(row), "sparsity": row.sparsity, "signal_to_noise": row.signal_to_noise} for row in rows],
         **{key: masks.notes[key] for key in ("skipped", "unrecognised") if key in masks.notes},
+        **({"uncounted": uncounted} if uncounted else {}),
         **accuracies,
         **files,
     }
     _print(record, rows, json)
 
 
+def _summary(network: Any, masks: Any, example: Any, told: bool) -> tuple[list[Any], str]:
+    """The rows, and why multiply-adds are not in them: a guessed input may not be one that the model takes."""
+    from prunus.errors import BadInput
+    from prunus.pruning import summarise
+
+    try:
+        return summarise(network, masks, example), ""
+    except BadInput as error:
+        if told or example is None:
+            raise
+        return summarise(network, masks, None), str(error)
+
+
 def _data(name: str | None, folder: Path | None, score: str, model: str, always: bool) -> tuple[Any, Any]:
     """(train, test) sets; the training set only where the score needs it, or `always`."""
     if name is None:
         return None, None
-    from prunus.cli._inputs import data_for
+    from prunus.cli._inputs import data_for, own_pair
     from prunus.pruning.scores import needs_data
 
+    if always or needs_data(score):
+        own = own_pair(name, model)
+        if own is not None:
+            return own
     test = data_for(name, "test", folder, model)
     return data_for(name, "train", folder, model) if always or needs_data(score) else None, test
 
@@ -113,14 +131,17 @@ def _settle(network: Any, masks: Any, samples: Any, seed: int) -> None:
     reconstruct(network, None, samples, masks=masks, seed=seed)
 
 
-def _quality(network: Any, masks: Any, test: Any, metric: str, samples: Any, seed: int, quiet: bool) -> dict[str, Any]:
+def _quality(
+    network: Any, masks: Any, test: Any, metric: str | None, samples: Any, seed: int, quiet: bool
+) -> dict[str, Any]:
     """The metric before, then after: the network is pruned here."""
     if test is None:
         _settle(network, masks, samples, seed)
         return {}
-    from prunus.cli._inputs import measure
+    from prunus.cli._inputs import measure, metric_for
     from prunus.cli.output import progress
 
+    metric = metric_for(metric, test)
     with progress(f"measuring {metric}", 2, quiet) as advance:
         before = measure(metric, network, test)
         advance()
@@ -141,6 +162,7 @@ def write_pruned(network: Any, masks: Any, output: Path) -> dict[str, str]:
 
 
 def _print(record: dict[str, Any], rows: list[Any], json: bool) -> None:
+    from prunus.cli._inputs import quality_line
     from prunus.cli.output import console, print_json, print_table
 
     if json:
@@ -163,10 +185,9 @@ def _print(record: dict[str, Any], rows: list[Any], json: bool) -> None:
     for key, meaning in (("skipped", "does not fit the pattern"), ("unrecognised", "is of no known kind")):
         if record.get(key):
             out.print(f"left dense, as it {meaning}: {', '.join(record[key])}")
+    if "uncounted" in record:
+        out.print("multiply-adds are not counted, as the input's shape is not known: give --input or --input-ids")
     if "metric" in record:
-        name = record["metric"]
-        form = "{:.2%}" if name == "accuracy" else "{:.4g}"
-        before, after = (form.format(record[f"{name}_{when}"]) for when in ("before", "after"))
-        out.print(f"{name} {before} before, {after} after (no retraining)")
+        out.print(f"{quality_line(record)} (no retraining)")
     if "weights_file" in record:
         out.print(f"wrote {record['weights_file']} and {record['masks_file']}")

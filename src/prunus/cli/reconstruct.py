@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
+from prunus.cli._inputs import Metric
 from prunus.cli.options import Data, DataDir, Exclude, Json, Model, Seed, Weights
 
 
@@ -24,6 +25,7 @@ def reconstruct(
     weights: Weights = None,
     data: Data = None,
     data_dir: DataDir = None,
+    metric: Metric = None,
     samples: Annotated[int, Parameter(help="Samples to look at; their labels are not used.")] = 512,
     refine: Annotated[int, Parameter(help="Rounds of the search for better masks; 0 leaves it out.")] = 60,
     descent: Annotated[int, Parameter(help="Passes with gradient steps on the output of each block.")] = 0,
@@ -46,6 +48,7 @@ def reconstruct(
     """
     import torch
 
+    from prunus.cli._inputs import quality
     from prunus.contract import Masks
     from prunus.errors import BadInput
     from prunus.models import resolve
@@ -56,8 +59,8 @@ def reconstruct(
         raise BadInput("reconstruct needs data: name some with --data, as in --data digits.")
     torch.manual_seed(seed)
     network = resolve(model, str(weights) if weights else None).eval()
-    train, test = _data(data, data_dir)
-    before = _accuracy(network, test)
+    train, test = _data(data, data_dir, model)
+    before = quality(network, test, metric, "before")
     found = rebuild(
         network,
         None if masks is not None else sparsity,
@@ -78,8 +81,7 @@ def reconstruct(
         for row in found.layers
     ]
     record |= {"remarks": found.notes.get("remarks", [])}
-    if before is not None:
-        record |= {"accuracy_before": before, "accuracy_after": _accuracy(network, test)}
+    record |= before | quality(network, test, metric, "after")
     if output is not None:
         from prunus.cli.prune import write_pruned
 
@@ -87,19 +89,14 @@ def reconstruct(
     _print(record, json)
 
 
-def _data(name: str, folder: Path | None) -> tuple[Any, Any]:
+def _data(name: str, folder: Path | None, model: str) -> tuple[Any, Any]:
     from prunus.cli._training import data_pair
 
-    return data_pair(name, folder)
-
-
-def _accuracy(network: Any, test: Any) -> float | None:
-    from prunus.training import evaluate
-
-    return None if test is None else evaluate(network, test)[1]
+    return data_pair(name, folder, model)
 
 
 def _print(record: dict[str, Any], json: bool) -> None:
+    from prunus.cli._inputs import quality_line
     from prunus.cli.output import console, print_json, print_table
 
     if json:
@@ -114,9 +111,7 @@ def _print(record: dict[str, Any], json: bool) -> None:
     print_table(columns, rows)
     out = console()
     out.print(f"sparsity {record['sparsity']:.4f}, {record['samples']} samples; errors of outputs are relative squares")
-    if "accuracy_before" in record:
-        out.print(
-            f"accuracy {record['accuracy_before']:.2%} before, {record['accuracy_after']:.2%} after (no training)"
-        )
+    if "metric" in record:
+        out.print(f"{quality_line(record)} (no training)")
     if "weights_file" in record:
         out.print(f"wrote {record['weights_file']} and {record['masks_file']}")

@@ -56,7 +56,7 @@ def shrink(
 
     torch.manual_seed(seed)
     network = resolve(model, str(weights) if weights else None).eval()
-    train, test = _data(data, data_dir)
+    train, test = _data(data, data_dir, model)
     example = _example(network, train, input)
     removal = find_removal(
         network,
@@ -109,12 +109,12 @@ def _count(network: Any) -> int:
     return sum(parameter.numel() for parameter in network.parameters())
 
 
-def _data(name: str | None, folder: Path | None) -> tuple[Any, Any]:
+def _data(name: str | None, folder: Path | None, model: str) -> tuple[Any, Any]:
     if name is None:
         return None, None
     from prunus.cli._training import data_pair
 
-    return data_pair(name, folder)
+    return data_pair(name, folder, model)
 
 
 def _example(network: Any, train: Any, shape: str | None) -> Any:

@@ -122,7 +122,7 @@ def train(
             distill_weight=terms.distill_weight,
             temperature=terms.temperature,
         )
-        pair = data_pair(data, data_dir)
+        pair = data_pair(data, data_dir, model)
         about = {"network": model, "init": init, "method": pruning.method, "rescale": pruning.rescale}
         history, masks, extra = _run(network, pair, length, config, pruning, tuple(exclude or ()), about)
         if terms.recalibrate:

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import csv
 import json
+import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,16 +31,32 @@ def is_own(name: str) -> bool:
     return path.suffix.lower() in TEXT or path.is_dir()
 
 
-def load_own(name: str, tokenizer: Any = None, length: int = 128) -> list[Any]:
+def is_text(name: str) -> bool:
+    """Whether a name means a file of text."""
+    return Path(_parts(name)[0]).suffix.lower() in TEXT
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """How a model wants its pictures: brought to `shorter` on the shorter side, then cut to (height, width)."""
+
+    size: tuple[int, int] | None = None
+    shorter: int | None = None
+    mean: tuple[float, ...] = (0.0,)
+    deviation: tuple[float, ...] = (1.0,)
+
+
+def load_own(name: str, tokenizer: Any = None, length: int = 128, pictures: Pictures | None = None) -> list[Any]:
     """Samples from a file of text or a folder of images.
 
     Args:
         name: the path, for text perhaps with ":column" or ":first,second".
         tokenizer: makes token ids from text, as a model of transformers brings it.
         length: longest text, in tokens.
+        pictures: how images are sized and scaled; as they are, in 0..1, without it.
 
     Returns:
-        A list: dicts of token ids with labels, or (image, label) pairs with images in 0..1.
+        A list: dicts of token ids with labels, or (image, label) pairs.
 
     Raises:
         BadFile: if the file is missing, empty, or lacks the column.
@@ -47,7 +65,7 @@ def load_own(name: str, tokenizer: Any = None, length: int = 128) -> list[Any]:
     text, columns = _parts(name)
     path = Path(text)
     if path.is_dir():
-        return _images(path)
+        return _images(path, pictures or Pictures())
     if not path.is_file():
         raise BadFile(f"There is no file {path}: give a JSONL, CSV or text file, or a folder of images.")
     if tokenizer is None:
@@ -102,23 +120,79 @@ def _sample(row: dict[str, Any], columns: list[str], tokenizer: Any, length: int
     return {**sample, "labels": int(number) if number.is_integer() else number}
 
 
-def _images(folder: Path) -> list[tuple[Tensor, int]]:
+def pictures_of(folder: str | os.PathLike[str]) -> Pictures:
+    """How the model of a folder wants its pictures: as preprocessor_config.json says, else of its config's size.
+
+    Raises:
+        BadFile: if the file is there and cannot be read.
+    """
+    place = Path(folder)
+    rules, config = (_record(place / name) for name in ("preprocessor_config.json", "config.json"))
+    sides, cut = rules.get("size", config.get("image_size")), rules.get("crop_size")
+    shorter = sides.get("shortest_edge") if isinstance(sides, dict) else None
+    size = _square(cut) if rules.get("do_center_crop") and cut else _square(sides)
+    if size is None:
+        return Pictures()
+    if shorter and rules.get("crop_pct"):
+        shorter = int(shorter / rules["crop_pct"])
+    scaled = rules.get("do_normalize", "image_mean" in rules)
+    mean, deviation = (tuple(rules.get(name, ())) for name in ("image_mean", "image_std"))
+    return Pictures(size, shorter, mean or (0.0,), deviation or (1.0,)) if scaled else Pictures(size, shorter)
+
+
+def _record(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        return dict(json.loads(path.read_text("utf8")))
+    except (OSError, ValueError) as error:
+        raise BadFile(f"The file {path} cannot be read ({first_line(error)}).") from error
+
+
+def _square(sides: Any) -> tuple[int, int] | None:
+    """(height, width) from a number, a pair, or {"height", "width"} or {"shortest_edge"}."""
+    if isinstance(sides, dict):
+        sides = [sides.get("height", sides.get("shortest_edge")), sides.get("width", sides.get("shortest_edge"))]
+    both = list(sides) if isinstance(sides, (list, tuple)) else [sides, sides]
+    return (int(both[0]), int(both[1])) if all(isinstance(side, int) for side in both) else None
+
+
+def _images(folder: Path, rules: Pictures) -> list[tuple[Tensor, int]]:
     try:
         from PIL import Image
     except ImportError:
         raise MissingExtra("pillow", "images", "A folder of images") from None
-    import numpy as np
 
     classes = sorted(place for place in folder.iterdir() if place.is_dir()) or [folder]
-    found = []
+    found: list[tuple[Tensor, int]] = []
     for label, place in enumerate(classes):
         for file in sorted(place.iterdir()):
             if file.suffix.lower() in IMAGES:
                 try:
-                    pixels = np.asarray(Image.open(file).convert("RGB"), dtype=np.float32) / 255
+                    with Image.open(file) as image:
+                        found.append((_pixels(image.convert("RGB"), rules), label))
                 except OSError as error:
                     raise BadFile(f"The image {file} cannot be read ({first_line(error)}).") from error
-                found.append((torch.from_numpy(pixels).permute(2, 0, 1).contiguous(), label))
     if not found:
         raise BadFile(f"The folder {folder} holds no images ({', '.join(IMAGES)}).")
+    sizes = {tuple(image.shape[1:]) for image, _ in found}
+    if len(sizes) > 1:
+        shown = " and ".join(f"{height} x {width}" for height, width in sorted(sizes)[:2])
+        raise BadFile(f"The images in {folder} differ in size ({shown}): bring them to the one that the model takes.")
     return found
+
+
+def _pixels(image: Any, rules: Pictures) -> Tensor:
+    """(channels, height, width), sized, cut from the middle and scaled."""
+    import numpy as np
+
+    if rules.size is not None:
+        height, width = rules.size
+        factor = (rules.shorter or 0) / min(image.size)
+        wanted = (width, height) if not factor else tuple(max(1, round(side * factor)) for side in image.size)
+        image = image.resize(wanted)
+        left, top = (image.width - width) // 2, (image.height - height) // 2
+        image = image.crop((left, top, left + width, top + height))
+    pixels = torch.from_numpy(np.asarray(image, dtype=np.float32) / 255).permute(2, 0, 1)
+    mean, deviation = (torch.tensor(values).reshape(-1, 1, 1) for values in (rules.mean, rules.deviation))
+    return ((pixels - mean) / deviation).contiguous()

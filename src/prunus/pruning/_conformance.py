@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from prunus.contract import Pattern, Score, ScoreContext, whole
-from prunus.errors import BadInput, PrunusError
+from prunus.errors import BadInput, PrunusError, first_line
 from prunus.layers import Weight, prunable_weights
 from prunus.pruning import patterns, scores
 
@@ -32,7 +32,7 @@ def check_score(score: str | Score) -> list[str]:
         The names of the checks that passed.
 
     Raises:
-        AssertionError: With all that failed.
+        BadInput: With all that failed.
 
     Example:
         >>> len(prunus.check_score("magnitude")) > 3
@@ -52,7 +52,7 @@ def check_pattern(pattern: str | Pattern) -> list[str]:
         The names of the checks that passed.
 
     Raises:
-        AssertionError: With all that failed.
+        BadInput: With all that failed.
 
     Example:
         >>> len(prunus.check_pattern("balanced:16")) > 3
@@ -67,10 +67,10 @@ def _run(subject: str, checks: Iterator[Check]) -> list[str]:
     for name, check in checks:
         try:
             check()
-        except PrunusError as error:
-            failed.append(f"{name} ({error})")
-        except AssertionError as error:
-            failed.append(f"{name} ({error})" if str(error) else name)
+        except (PrunusError, AssertionError) as error:
+            failed.append(f"{name} ({str(error).rstrip('.')})" if str(error) else name)
+        except Exception as error:  # whatever the code under test raises
+            failed.append(f"{name} ({type(error).__name__}: {first_line(error).rstrip('.')})")
         else:
             passed.append(name)
     if failed:

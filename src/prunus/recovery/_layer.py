@@ -230,8 +230,10 @@ def _shift(
     assert norm.running_mean is not None
     assert norm.running_var is not None
     mean = moments.outputs[weight.name] / count
-    was = (moments.squares[weight.name] / count - mean.square()).clamp_min(1e-12)
+    was = moments.squares[weight.name] / count - mean.square()
     now = (values @ own * values).sum(-1).reshape(-1).clamp_min(0.0)
     norm.running_mean += moved.to(norm.running_mean.dtype)
-    # Paired, on the same samples: what the samples differ from those of training cancels.
-    norm.running_var *= (now / was).to(norm.running_var.dtype)
+    # Paired, on the same samples: what the samples differ from those of training cancels. An output that hardly varies
+    # (of an untrained network, or a dead channel) has no such ratio.
+    varies = was > 1e-12 * (1 + mean.square())
+    norm.running_var *= torch.where(varies, now / was.clamp_min(1e-30), 1.0).to(norm.running_var.dtype)

@@ -2,86 +2,64 @@
 
 from __future__ import annotations
 
+import copy
+import functools
+import inspect
 import io
 import json
 import logging
 import os
+import re
 import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
-from prunus._torch import pytree
+from prunus.adapters import forward_names
 from prunus.contract import Masks
-from prunus.errors import BadInput, MissingExtra, RunFailed, first_line
+from prunus.errors import BadInput, MissingExtra, PrunusWarning, RunFailed, first_line
+from prunus.sparse._copies import Example, as_example
 from prunus.sparse._modules import PackedModule
 from prunus.storage import write
 
-
-def to_onnx(model: nn.Module, example: Tensor | tuple[Any, ...]) -> bytes:
-    """The model as the bytes of an ONNX file; for inputs of the example's shape."""
-    try:
-        import onnx
-        import onnxscript  # noqa: F401 - torch's exporter needs it
-    except ImportError:
-        raise MissingExtra("onnx and onnxscript", "export", "Export to ONNX") from None
-    arguments = _arguments(example)
-    loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "torch._dynamo", "torch.fx")]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.CRITICAL)  # of every optional package it does not find, and pages where it fails
-    try:
-        with torch.no_grad():
-            model.eval()(*arguments)
-    except (RuntimeError, TypeError, ValueError, IndexError) as error:
-        raise BadInput(f"The model cannot run on the example ({first_line(error)}): give a fitting input.") from error
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            program = torch.onnx.export(model, arguments, dynamo=True, verbose=False)
-    except Exception as error:  # torch raises many kinds, with pages of advice
-        raise RunFailed(f"torch cannot export this model to ONNX: {first_line(error)}") from error
-    finally:
-        for logger, level in zip(loggers, levels):
-            logger.setLevel(level)
-    assert program is not None
-    buffer = io.BytesIO()
-    onnx.save(program.model_proto, buffer)
-    return buffer.getvalue()
-
-
-def _arguments(example: Any) -> tuple[Any, ...]:
-    parts = example if isinstance(example, tuple) else (example,)
-    return tuple(part.detach() if isinstance(part, Tensor) else part for part in parts)
+LARGEST = 2**31 - 1  # bytes of one protobuf message
+_LOGGERS = ("torch.onnx", "torch.export", "torch._dynamo", "torch.fx", "onnxscript", "onnx_ir")
 
 
 def export_onnx(
     model: nn.Module,
     path: str | os.PathLike[str],
-    example: Tensor | tuple[Any, ...],
+    example: Any,
     masks: Masks | None = None,
     *,
     check: bool = True,
+    dynamic: bool = True,
 ) -> Path:
     """Write the dense model, zeros in place, to an ONNX file, with sparsity and pattern of each mask in its metadata.
 
     `masks` are applied to a copy first; without them the zeros of the weights are noted. With `check` the file is run
-    by ONNX Runtime, where that is installed, and refused if it disagrees with the model.
+    by ONNX Runtime, where that is installed, on the example and on another batch size and length, and refused if it
+    disagrees with the model. Models in bfloat16 or float16 are written in float32. Caches of language models are left
+    out: the file computes logits.
 
     Args:
         model: the pruned model, not compressed; it is left as it is.
         path: the file to write.
-        example: an input, or a tuple of inputs.
+        example: an input, a tuple of inputs, or a dict of named ones.
         masks: applied to a copy first; None takes the zeros of the weights.
         check: run the file with ONNX Runtime and compare.
+        dynamic: the file takes any batch size, and any length of sequences; where torch cannot export that, a warning
+            says so and the example's sizes are kept. False keeps them anyway.
 
     Returns:
         The path.
 
     Raises:
-        BadInput: The model is compressed.
+        BadInput: The model is compressed, too large for one file, or cannot run on the example.
         RunFailed: The file disagrees with the model; it was not written.
 
     Example:
@@ -90,17 +68,220 @@ def export_onnx(
         >>> prunus.sparse.export_onnx(model, "model.onnx", torch.randn(1, 64), masks).name
         'model.onnx'
     """
-    import copy
-
     if any(isinstance(module, PackedModule) for module in model.modules()):
         raise BadInput("This model is compressed: export the pruned model it was made from, which has dense weights.")
-    dense = copy.deepcopy(model).eval()
+    size = sum(4 * parameter.numel() for parameter in model.parameters())
+    if size > LARGEST:
+        raise BadInput(f"The weights take {size / 2**30:.1f} GB, and one ONNX file holds 2: save the model instead.")
+    dense = copy.deepcopy(model).eval().float()
     masks = Masks.from_model(dense) if masks is None else masks
     masks.apply_(dense)
-    body = _with_note(to_onnx(dense, example), masks)
-    if check:
-        _compare(dense, body, example)
-    return write(path, body)
+    inputs = _detached(as_example(example))
+    body = _exported(dense, inputs, check) if dynamic else None
+    if body is None:
+        body = to_onnx(dense, inputs)
+        if check:
+            _compare(dense, body, inputs)
+    return write(path, _with_note(body, masks))
+
+
+def _exported(model: nn.Module, example: Example, check: bool) -> bytes | None:
+    """With batch and length left open; None, and a warning, where that cannot be done."""
+    try:
+        body = to_onnx(model, example, dynamic=True)
+        if check:
+            _compare(model, body, example)
+            _compare(model, body, _other_sizes(example, body))
+    except RunFailed as error:
+        _warn(f"The ONNX file takes inputs of the example's sizes only, as others failed: {first_line(error)}")
+        return None
+    fixed = _fixed(body)
+    if fixed:
+        _warn(f"The ONNX file takes inputs of the example's {' and '.join(fixed)} only, as the model does.")
+    return body
+
+
+def _warn(sentence: str) -> None:
+    warnings.warn(sentence, PrunusWarning, stacklevel=4)
+
+
+def _fixed(body: bytes) -> list[str]:
+    """Sides of the inputs that one would expect to be open: the batch, and the length of token ids."""
+    import onnx
+
+    found = set()
+    for entry in onnx.load_model_from_string(body).graph.input:
+        sides = [bool(side.dim_param) for side in entry.type.tensor_type.shape.dim]
+        whole = entry.type.tensor_type.elem_type in (onnx.TensorProto.INT64, onnx.TensorProto.INT32)
+        found |= {"batch size"} if sides[:1] == [False] else set()
+        found |= {"length"} if sides[1:2] == [False] and whole else set()
+    return sorted(found)
+
+
+def to_onnx(model: nn.Module, example: Any, *, dynamic: bool = False) -> bytes:
+    """The model as the bytes of an ONNX file; for inputs of the example's shape, or `dynamic` ones."""
+    try:
+        import onnx
+        import onnxscript  # noqa: F401 - torch's exporter needs it
+    except ImportError:
+        raise MissingExtra("onnx and onnxscript", "export", "Export to ONNX") from None
+    plain, inputs = _Tensors(model), _detached(as_example(example))
+    try:
+        with torch.no_grad():
+            outputs = list(_named_tensors(_answer(model.eval(), inputs)))
+    except (RuntimeError, TypeError, ValueError, IndexError, AttributeError, KeyError) as error:
+        raise BadInput(f"The model cannot run on the example ({first_line(error)}): give a fitting input.") from error
+    if not outputs:
+        raise BadInput("The model answers the example without a tensor, so there is nothing to export.")
+    names = [*_positional(model, len(inputs.args)), *inputs.kwargs]
+    tensors = [isinstance(part, Tensor) for part in (*inputs.args, *inputs.kwargs.values())]
+    options: dict[str, Any] = {"output_names": _unique([name for name, _ in outputs], names)}
+    if all(tensors):
+        options["input_names"] = names
+    if dynamic:
+        inputs = _more_than_one(inputs)
+        options["dynamic_shapes"] = _sides(model, inputs)
+    try:
+        with _quiet(), torch.no_grad():
+            program = torch.onnx.export(
+                plain.eval(), inputs.args, kwargs=inputs.kwargs, dynamo=True, verbose=False, **options
+            )
+            assert program is not None
+            proto = program.model_proto
+    except Exception as error:  # torch raises many kinds, with pages of advice
+        raise RunFailed(f"torch cannot export this model to ONNX ({_cause(error)}).") from error
+    if dynamic:
+        _name_sides(proto)
+    buffer = io.BytesIO()
+    onnx.save(proto, buffer)
+    return buffer.getvalue()
+
+
+class _Tensors(nn.Module):
+    """The model with its output as a list of tensors, without caches."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+        @functools.wraps(model.forward)  # torch.export reads the names of the inputs from the signature
+        def forward(*args: Any, **kwargs: Any) -> list[Tensor]:
+            return [tensor for _, tensor in _named_tensors(_answer(model, Example(args, kwargs)))]
+
+        self.forward = forward
+
+
+def _answer(model: nn.Module, example: Example) -> Any:
+    named = dict(example.kwargs)
+    if "use_cache" not in named and "use_cache" in forward_names(model)[0]:
+        named["use_cache"] = False
+    return model(*example.args, **named)
+
+
+def _named_tensors(output: Any, name: str = "output") -> Iterator[tuple[str, Tensor]]:
+    """Every tensor of an output with a name; caches and other objects are left out."""
+    if isinstance(output, Tensor):
+        yield name, output
+    elif isinstance(output, Mapping):
+        for key, part in output.items():
+            yield from _named_tensors(part, str(key))
+    elif isinstance(output, (tuple, list)):
+        for part in output:
+            yield from _named_tensors(part, name)
+
+
+def _unique(names: list[str], taken: list[str]) -> list[str]:
+    found: list[str] = []
+    for name in names:
+        used, number, one = {*found, *taken}, 2, name
+        while one in used:
+            one, number = f"{name}_{number}", number + 1
+        found.append(one)
+    return found
+
+
+def _positional(model: nn.Module, count: int) -> list[str]:
+    names = forward_names(model)[0][:count]
+    return names + [f"input_{number}" for number in range(len(names), count)]
+
+
+def _detached(example: Example) -> Example:
+    """Inputs outside of any gradient, in float32 where they are narrower."""
+
+    def plain(part: Any) -> Any:
+        if not isinstance(part, Tensor):
+            return part
+        return part.detach().float() if part.dtype in (torch.float16, torch.bfloat16) else part.detach()
+
+    return _each(example, plain)
+
+
+def _each(example: Example, change: Any) -> Example:
+    named = {name: change(part) for name, part in example.kwargs.items()}
+    return Example(tuple(change(part) for part in example.args), named)
+
+
+def _more_than_one(example: Example) -> Example:
+    """A batch of one is exported as a constant, so it is made two."""
+    first = next((part for part in (*example.args, *example.kwargs.values()) if isinstance(part, Tensor)), None)
+    if first is None or first.dim() == 0 or first.shape[0] != 1:
+        return example
+
+    def twice(part: Any) -> Any:
+        one = isinstance(part, Tensor) and part.dim() > 0 and part.shape[0] == 1
+        return torch.cat([part, part]) if one else part
+
+    return _each(example, twice)
+
+
+def _sides(model: nn.Module, example: Example) -> dict[str, Any]:
+    """The first side of every input is open, and the second of token ids, signals and sequences."""
+    from torch.export import Dim
+
+    def open_sides(part: Any) -> Any:
+        if not isinstance(part, Tensor) or part.dim() == 0:
+            return None
+        return {0: Dim.AUTO, 1: Dim.AUTO} if part.dim() in (2, 3) else {0: Dim.AUTO}
+
+    marked = _each(example, open_sides)
+    return dict(inspect.signature(model.forward).bind(*marked.args, **marked.kwargs).arguments)
+
+
+def _name_sides(proto: Any) -> None:
+    """Open sides are called batch and length instead of s72 and s53."""
+    words: dict[str, str] = {}
+    for entry in proto.graph.input:
+        for place, side in enumerate(entry.type.tensor_type.shape.dim):
+            if side.dim_param and place < 2:
+                length = "decoder_length" if entry.name.startswith("decoder_") else "length"
+                words.setdefault(side.dim_param, length if place else "batch")
+    for entry in (*proto.graph.input, *proto.graph.output, *proto.graph.value_info):
+        for side in entry.type.tensor_type.shape.dim:
+            if side.dim_param:
+                side.dim_param = re.sub(r"\w+", lambda found: words.get(found[0], found[0]), side.dim_param)
+
+
+def _cause(error: BaseException) -> str:
+    """The innermost reason; torch's own first line only says which step failed."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return first_line(error).rstrip(".")
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without what torch says of every optional package it does not find, and its pages of advice."""
+    loggers = [logging.getLogger(name) for name in _LOGGERS]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels):
+            logger.setLevel(level)
 
 
 def _with_note(body: bytes, masks: Masks) -> bytes:
@@ -114,17 +295,47 @@ def _with_note(body: bytes, masks: Masks) -> bytes:
     return cast("bytes", proto.SerializeToString())
 
 
-def _compare(model: nn.Module, body: bytes, example: Tensor | tuple[Any, ...]) -> None:
+def _other_sizes(example: Example, body: bytes) -> Example:
+    """The example with one sample more and one step less, in the sides that the file leaves open."""
+    import onnx
+
+    entries = onnx.load_model_from_string(body).graph.input
+    opened = iter([[bool(side.dim_param) for side in entry.type.tensor_type.shape.dim] for entry in entries])
+
+    def changed(part: Any) -> Any:
+        if not isinstance(part, Tensor):
+            return part
+        sides = next(opened, [])
+        if sides[:1] == [True]:
+            part = torch.cat([part, part[:1]])
+        return part[:, :-1] if sides[1:2] == [True] and part.shape[1] > 2 else part
+
+    return _each(example, changed)
+
+
+def _compare(model: nn.Module, body: bytes, example: Example) -> None:
     try:
         import onnxruntime
     except ImportError:
         return
-    arguments = [part for part in pytree.tree_leaves(_arguments(example)) if isinstance(part, Tensor)]
-    session = onnxruntime.InferenceSession(body, providers=["CPUExecutionProvider"])
-    feed = {entry.name: value.numpy() for entry, value in zip(session.get_inputs(), arguments)}
     with torch.no_grad():
-        expected = [part for part in pytree.tree_leaves(model(*_arguments(example))) if isinstance(part, Tensor)]
-    for found, wanted in zip(session.run(None, feed), expected):
-        worst = float((torch.from_numpy(found) - wanted).abs().max()) if wanted.numel() else 0.0
+        try:
+            expected = [tensor for _, tensor in _named_tensors(_answer(model, example))]
+        except Exception:  # the model itself takes no such sizes: nothing to compare with
+            return
+    given = [part for part in (*example.args, *example.kwargs.values()) if isinstance(part, Tensor)]
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    try:
+        session = onnxruntime.InferenceSession(body, options, providers=["CPUExecutionProvider"])
+        feed = {entry.name: value.numpy() for entry, value in zip(session.get_inputs(), given)}
+        results = session.run(None, feed)
+    except Exception as error:  # the runtime's own classes
+        raise RunFailed(f"ONNX Runtime cannot run the exported file ({first_line(error).rstrip('.')}).") from error
+    for found, wanted in zip(results, expected):
+        ours = torch.from_numpy(found)
+        if ours.shape != wanted.shape:
+            raise RunFailed(f"The exported file answers in shape {tuple(ours.shape)}, not {tuple(wanted.shape)}.")
+        worst = float((ours.double() - wanted.double()).abs().max()) if wanted.numel() else 0.0
         if not worst <= 1e-3 * max(1.0, float(wanted.abs().max()) if wanted.numel() else 0.0):
             raise RunFailed(f"The exported file disagrees with the model by {worst:.3g}; it was not written.")

@@ -42,7 +42,7 @@ def save_pretrained(
         others: options of the library's own method; none applies to packed weights, so they are refused.
 
     Raises:
-        BadInput: if the model is not compressed, or has no config.
+        BadInput: if the model is not compressed, has no config, or the folder holds other weights.
 
     Example:
         >>> import transformers
@@ -59,6 +59,9 @@ def save_pretrained(
     if not hasattr(config, "save_pretrained"):
         raise BadInput("This model has no config of transformers: write it with prunus.sparse.save.")
     place = Path(folder)
+    dense = sorted(file.name for pattern in ("*.safetensors", "*.bin", "*.gguf") for file in place.glob(pattern))
+    if any(name != PACKED for name in dense):
+        raise BadInput(f"The folder {place} holds other weights ({dense[0]}): choose one of its own for this model.")
     place.mkdir(parents=True, exist_ok=True)
     config.architectures = [type(model).__name__]
     config.save_pretrained(place)

@@ -52,15 +52,18 @@ def load(cell: Cell, split: str) -> Any:
 def read_data(name: str, split: str, folder: str | None, model: str) -> Any:
     """A data set by name, or the user's own: "package.module:dataset", a file of text, or a folder of images.
 
-    Text of one's own is read with the tokenizer of the model, where that is named as hf:FOLDER.
+    Where the model is named as hf:FOLDER, text is read with its tokenizer, and images are sized as the folder says.
     """
     from prunus.data import load, names
-    from prunus.data.own import is_own, load_own
+    from prunus.data.own import is_own, is_text, load_own, pictures_of
     from prunus.models.hf import PREFIX, tokenizer_of
 
     if name in names() or not is_own(name):
         return load(name, split=split, folder=folder)
-    return load_own(name, tokenizer_of(model.removeprefix(PREFIX)) if model.startswith(PREFIX) else None)
+    if not model.startswith(PREFIX):
+        return load_own(name)
+    place = model.removeprefix(PREFIX)
+    return load_own(name, tokenizer_of(place)) if is_text(name) else load_own(name, pictures=pictures_of(place))
 
 
 def stored_bytes(model: nn.Module) -> int:

@@ -170,7 +170,9 @@ def lightning_callback(masks: Masks | Growth) -> Any:
                 raise BadInput(f"Holding masks needs one optimizer, but this module has {len(trainer.optimizers)}.")
             total = trainer.estimated_stepping_batches
             steps = int(total) if math.isfinite(total) else 1
-            self.keeper.begin(pl_module, trainer.optimizers[0], steps, int(trainer.num_training_batches))
+            parts = trainer.num_training_batches / trainer.accumulate_grad_batches  # infinite for streams
+            per_epoch = math.ceil(parts) if math.isfinite(parts) else steps
+            self.keeper.begin(pl_module, trainer.optimizers[0], steps, per_epoch)
 
         def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
             self.keeper.before_step(trainer.global_step)

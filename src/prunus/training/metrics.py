@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from prunus._by_path import import_object, is_import_path
-from prunus.adapters import Batch, batches, call, main_output
+from prunus.adapters import Batch, batches, call, forward_names, main_output
 from prunus.errors import BadInput, UnknownName
 from prunus.training.objective import accuracy, evaluate
 
@@ -144,7 +144,54 @@ def measure(metric: str, model: nn.Module, data: Any) -> float:
         >>> prunus.training.metrics.measure("accuracy", torch.nn.Identity(), data)
         1.0
     """
-    return float(_function(metric)(model, data))
+    function = _function(metric)
+    _require_fit(metric, model, data)
+    return float(function(model, data))
+
+
+def fitting(data: Any) -> str:
+    """The metric that fits samples.
+
+    Args:
+        data: a data set.
+
+    Returns:
+        "spearman" for pairs of texts, "perplexity" for texts without labels, else "accuracy".
+
+    Example:
+        >>> prunus.training.metrics.fitting([{"input_ids": [5, 7], "labels": [5, 7]}])
+        'perplexity'
+    """
+    first = _first(data)
+    if isinstance(first, tuple) and len(first) == 3 and isinstance(first[0], Mapping):
+        return "spearman"
+    if not isinstance(first, Mapping):
+        return "accuracy"
+    labels, ids = first.get("labels"), first.get("input_ids")
+    predicts = ids is not None and hasattr(labels, "__len__") and list(cast("Any", labels)) == list(ids)
+    return "perplexity" if predicts else "accuracy"
+
+
+def _first(data: Any) -> Any:
+    listed = isinstance(data, Sequence) or (hasattr(data, "__getitem__") and hasattr(data, "__len__"))
+    return data[0] if listed and not isinstance(data, Mapping) and len(data) else None
+
+
+def _require_fit(metric: str, model: nn.Module, data: Any) -> None:
+    """Refuse a number that would mean nothing: hidden states taken for scores, or tokens compared with themselves."""
+    if metric not in ("accuracy", "perplexity"):
+        return
+    fits = fitting(data)
+    if fits == "spearman":
+        raise BadInput(f"The data are pairs of texts, which have no {metric}: choose the metric spearman.")
+    if metric == "accuracy" and fits == "perplexity":
+        raise BadInput("The data are texts without labels, which have no accuracy: choose the metric perplexity.")
+    transformer = hasattr(getattr(model, "config", None), "model_type")
+    if transformer and isinstance(_first(data), Mapping) and "labels" not in forward_names(model)[0]:
+        raise BadInput(
+            f"{type(model).__name__} gives hidden states and no scores, so it has no {metric}: give pairs of texts, "
+            "for the metric spearman, or a metric of your own."
+        )
 
 
 def lower_is_better(metric: str) -> bool:

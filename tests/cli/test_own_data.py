@@ -1,0 +1,111 @@
+"""Data of the user's own on the command line: text with the model's tokenizer, pairs, running text, pictures."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from prunus.cli import run
+from prunus.data.own import load_own, pictures_of
+from prunus.errors import BadFile
+from support.foreign import small
+
+TEXT = "a plum tree bears best when it is pruned and the rain fell all night so they stayed at home"
+WORDS = TEXT.split()
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folders of models with a tokenizer of twenty words, and files of data."""
+    transformers = pytest.importorskip("transformers")
+    tokenizers = pytest.importorskip("tokenizers")
+    folder = tmp_path_factory.mktemp("own")
+    known = {word: number for number, word in enumerate(["<pad>", "<unk>", *dict.fromkeys(WORDS)])}
+    inner = tokenizers.Tokenizer(tokenizers.models.WordLevel(known, unk_token="<unk>"))
+    inner.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=inner, pad_token="<pad>", unk_token="<unk>")
+    for kind in ("bert", "bert-classifier", "llama"):
+        small(kind).save_pretrained(folder / kind)
+        tokenizer.save_pretrained(folder / kind)
+    small("vit").save_pretrained(folder / "vit")
+    texts = [" ".join(WORDS[start : start + 5]) for start in range(12)]
+    rows = [json.dumps({"text": text, "label": number % 2}) for number, text in enumerate(texts)]
+    (folder / "reviews.jsonl").write_text("\n".join(rows))
+    pairs = [f"{one},{two},{number}" for number, (one, two) in enumerate(zip(texts, reversed(texts)))]
+    (folder / "pairs.csv").write_text("\n".join(["first,second,score", *pairs]))
+    (folder / "words.txt").write_text("\n".join(texts))
+    image = pytest.importorskip("PIL.Image")
+    for label in ("cats", "dogs"):
+        (folder / "photos" / label).mkdir(parents=True)
+        for number, size in enumerate([(40, 50), (64, 32)]):
+            pixels = torch.randint(255, (*size, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(number))
+            image.fromarray(pixels.numpy()).save(folder / "photos" / label / f"{number}.png")
+    return folder
+
+
+def record(capsys: pytest.CaptureFixture[str], *words: str) -> dict:
+    capsys.readouterr()
+    assert run([*words, "--sparsity", "0.5", "--misfits", "skip", "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize(
+    ("command", "model", "data", "metric"),
+    [
+        ("reconstruct", "bert-classifier", "reviews.jsonl:text", "accuracy"),
+        ("reconstruct", "bert", "pairs.csv:first,second", "spearman"),
+        ("reconstruct", "llama", "words.txt", "perplexity"),
+        ("prune", "bert", "pairs.csv:first,second", "spearman"),
+        ("prune", "llama", "words.txt", "perplexity"),
+        ("prune", "vit", "photos", "accuracy"),
+        ("reconstruct", "vit", "photos", "accuracy"),
+    ],
+)
+def test_the_metric_fits_the_data(
+    command: str, model: str, data: str, metric: str, place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = record(capsys, command, f"hf:{place / model}", "--data", str(place / data))
+    assert found["metric"] == metric
+    assert {f"{metric}_before", f"{metric}_after"} <= found.keys()
+
+
+@pytest.mark.parametrize(
+    ("model", "data", "options", "said"),
+    [
+        ("bert", "pairs.csv:first,second", ["--metric", "accuracy"], "choose the metric spearman"),
+        ("llama", "words.txt", ["--metric", "accuracy"], "choose the metric perplexity"),
+        ("bert", "reviews.jsonl", [], "no scores"),
+        ("bert", "pairs.csv:first,third", [], "say which one"),
+        ("vit", "words.txt", [], "no tokenizer"),
+        ("llama", "words.txt", ["--metric", "perplexty"], "did you mean 'perplexity'"),
+        ("llama", "word.txt", [], "no file"),
+    ],
+)
+def test_what_does_not_fit_is_one_sentence(
+    model: str, data: str, options: list[str], said: str, place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["prune", f"hf:{place / model}", "--data", str(place / data), "--sparsity", "0.5", *options]
+    assert run(words) == 2
+    shown = " ".join(capsys.readouterr().err.split())
+    assert said in shown
+    assert "Traceback" not in shown
+
+
+def test_pictures_are_sized_and_scaled_as_the_model_wants(place: Path) -> None:
+    assert load_own(str(place / "photos"), pictures=pictures_of(place / "vit"))[0][0].shape == (3, 32, 32)
+    with pytest.raises(BadFile, match="differ in size"):
+        load_own(str(place / "photos"))
+    rules = {
+        "size": {"shortest_edge": 20}, "crop_size": {"height": 16, "width": 16}, "do_center_crop": True,
+        "image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5],
+    }  # fmt: skip
+    (place / "vit" / "preprocessor_config.json").write_text(json.dumps(rules))
+    found = load_own(str(place / "photos"), pictures=pictures_of(place / "vit"))
+    assert [image.shape for image, _ in found] == [(3, 16, 16)] * 4
+    assert [label for _, label in found] == [0, 0, 1, 1]
+    assert min(float(image.min()) for image, _ in found) < -0.5
+    assert max(float(image.max()) for image, _ in found) <= 1.0
+    (place / "vit" / "preprocessor_config.json").unlink()
