@@ -179,6 +179,8 @@ def test_resolve_finds_the_users_own(tmp_path: Path, monkeypatch: pytest.MonkeyP
         "own_models:absent": "has no 'absent'",
         "no.such.module:factory": "there is no module 'no'",
         "broken_models:factory": "fails with SyntaxError",
+        str(tmp_path): f"write hf:{tmp_path}",
+        str(file): "--weights",
     }.items():
         with pytest.raises(BadInput) as caught:
             resolve(spec)

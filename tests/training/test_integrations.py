@@ -128,6 +128,55 @@ def test_masks_survive_a_resumed_hugging_face_trainer(tmp_path: Path) -> None:
     assert resumed.keeper.growing.updates == whole.keeper.growing.updates
 
 
+def test_a_resumed_trainer_without_its_masks_is_refused(tmp_path: Path) -> None:
+    hugging_face(Named(), trainer_callback(SET), tmp_path, save_strategy="steps", save_steps=2, max_steps=2)
+    (tmp_path / "checkpoint-2" / "prunus.masks.safetensors").unlink()
+    with pytest.raises(BadInput, match="output_dir"):
+        hugging_face(Named(), trainer_callback(SET), tmp_path, resume=True, save_strategy="no", max_steps=4)
+
+
+def test_masks_survive_a_resumed_lightning_trainer(tmp_path: Path) -> None:
+    lightning = pytest.importorskip("lightning.pytorch", reason="lightning is not installed")
+
+    class Module(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.net = fc("64-32-10")
+
+        def training_step(self, batch: Any, index: int) -> torch.Tensor:
+            return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.SGD(self.parameters(), lr=1e-2)
+
+    def train(epochs: int, resume: str | None = None) -> Any:
+        callback = lightning_callback(GROWTH)
+        trainer = lightning.Trainer(
+            max_epochs=4, limit_train_batches=4, callbacks=[callback, Stop(epochs)], logger=False, accelerator="cpu",
+            enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+            default_root_dir=tmp_path,
+        )  # fmt: skip
+        module = Module()
+        trainer.fit(module, DataLoader(digits(256)[0], batch_size=64), ckpt_path=resume)
+        return module, callback, trainer
+
+    class Stop(lightning.Callback):
+        def __init__(self, epochs: int) -> None:
+            self.epochs = epochs
+
+        def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+            if trainer.current_epoch + 1 == self.epochs:
+                trainer.save_checkpoint(tmp_path / "part.ckpt")
+                trainer.should_stop = self.epochs < 4
+
+    whole = train(4)
+    train(2)
+    again = train(4, str(tmp_path / "part.ckpt"))
+    assert again[1].keeper.masks == whole[1].keeper.masks
+    assert torch.equal(again[0].net.layers[0].weight, whole[0].net.layers[0].weight)
+
+
 @pytest.mark.parametrize("library", ["lightning", "transformers"])
 def test_accumulated_gradients_count_as_one_step(library: str, tmp_path: Path) -> None:
     torch.manual_seed(0)

@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -203,6 +204,10 @@ def resolve(spec: str, weights: str | None = None) -> nn.Module:
         model = make(spec)
     elif is_import_path(spec):
         model = _from_path(spec)
+    elif Path(spec).is_dir():
+        raise BadInput(f"{spec} is a folder: write hf:{spec} for the model in it.")
+    elif Path(spec).is_file():
+        raise BadInput(f"{spec} is a file: name the network it belongs to, and give the file with --weights.")
     else:
         raise UnknownName("model", head, _ZOO)
     return model if weights is None else load_weights(model, weights)

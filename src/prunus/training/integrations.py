@@ -202,7 +202,7 @@ def trainer_callback(masks: Masks | Growth) -> Any:
         The callback, for `transformers.Trainer(callbacks=[...])`; its `keeper.masks` are the current masks.
 
     Raises:
-        BadInput: `masks` is neither.
+        BadInput: `masks` is neither; or, when training starts, a resumed run's masks are not beside its checkpoint.
         MissingExtra: Transformers is not installed.
 
     Example:
@@ -228,6 +228,11 @@ def trainer_callback(masks: Masks | Growth) -> Any:
             kept = Path(args.output_dir) / f"checkpoint-{state.global_step}" / STATE
             if state.global_step and kept.is_file():  # resumed
                 read_state(self.keeper, kept)
+            elif state.global_step and self.keeper.growing is not None:
+                raise BadInput(
+                    f"The run goes on at step {state.global_step}, but its masks are not in {kept.parent}: resume it "
+                    "with the output_dir that it was started with."
+                )
             self.keeper.begin(rest["model"], plain, state.max_steps, per_epoch)
 
         def on_step_begin(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
