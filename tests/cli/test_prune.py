@@ -128,7 +128,11 @@ def test_every_command_has_help_with_an_example(capsys: pytest.CaptureFixture[st
 
 def test_an_unknown_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["prun"]) == 2
-    assert "prun" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert 'Did you mean "prune"?' in said
+    assert said.rstrip().endswith("See prunus --help.")
+    assert run(["prune", "fc:8-8-2", "--sparsty", "0.5"]) == 2
+    assert "Did you mean --sparsity? See prunus prune --help." in capsys.readouterr().err
 
 
 def test_doctor(capsys: pytest.CaptureFixture[str]) -> None:

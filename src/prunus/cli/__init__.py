@@ -136,7 +136,10 @@ def _run(arguments: Sequence[str]) -> int:
     try:
         result = app(list(arguments), exit_on_error=False, print_error=False, result_action="return_value")
     except CycloptsError as error:
-        return _say(f"{_sentence(error)} See prunus {' '.join(arguments[:1])} --help.", 2)
+        known = " ".join(word for word in arguments[:1] if word in COMMANDS)
+        return _say(
+            f"{_sentence(error)} See {' '.join(['prunus', known, '--help'] if known else ['prunus', '--help'])}.", 2
+        )
     return result if isinstance(result, int) and not isinstance(result, bool) else 0
 
 
@@ -193,5 +196,5 @@ def _named(text: str):  # type: ignore[no-untyped-def]
 
 
 def _sentence(error: Exception) -> str:
-    text = " ".join(str(error).split())
-    return text if text.endswith(".") else f"{text}."
+    text = " ".join(str(error).split()).replace("?.", "?")
+    return text if text.endswith((".", "?")) else f"{text}."
