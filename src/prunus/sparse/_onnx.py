@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from prunus.adapters import forward_names
 from prunus.contract import Masks
 from prunus.errors import BadInput, MissingExtra, PrunusWarning, RunFailed, first_line
-from prunus.sparse._copies import Example, as_example
+from prunus.sparse._copies import ModelInputs, as_example
 from prunus.sparse._modules import PackedModule
 from prunus.storage import write
 
@@ -85,7 +85,7 @@ def export_onnx(
     return write(path, _with_note(body, masks))
 
 
-def _exported(model: nn.Module, example: Example, check: bool) -> bytes | None:
+def _exported(model: nn.Module, example: ModelInputs, check: bool) -> bytes | None:
     """With batch and length left open; None, and a warning, where that cannot be done."""
     try:
         body = to_onnx(model, example, dynamic=True)
@@ -166,12 +166,12 @@ class _Tensors(nn.Module):
 
         @functools.wraps(model.forward)  # torch.export reads the names of the inputs from the signature
         def forward(*args: Any, **kwargs: Any) -> list[Tensor]:
-            return [tensor for _, tensor in _named_tensors(_answer(model, Example(args, kwargs)))]
+            return [tensor for _, tensor in _named_tensors(_answer(model, ModelInputs(args, kwargs)))]
 
         self.forward = forward
 
 
-def _answer(model: nn.Module, example: Example) -> Any:
+def _answer(model: nn.Module, example: ModelInputs) -> Any:
     named = dict(example.kwargs)
     if "use_cache" not in named and "use_cache" in forward_names(model)[0]:
         named["use_cache"] = False
@@ -205,7 +205,7 @@ def _positional(model: nn.Module, count: int) -> list[str]:
     return names + [f"input_{number}" for number in range(len(names), count)]
 
 
-def _detached(example: Example) -> Example:
+def _detached(example: ModelInputs) -> ModelInputs:
     """Inputs outside of any gradient, in float32 where they are narrower."""
 
     def plain(part: Any) -> Any:
@@ -216,12 +216,12 @@ def _detached(example: Example) -> Example:
     return _each(example, plain)
 
 
-def _each(example: Example, change: Any) -> Example:
+def _each(example: ModelInputs, change: Any) -> ModelInputs:
     named = {name: change(part) for name, part in example.kwargs.items()}
-    return Example(tuple(change(part) for part in example.args), named)
+    return ModelInputs(tuple(change(part) for part in example.args), named)
 
 
-def _more_than_one(example: Example) -> Example:
+def _more_than_one(example: ModelInputs) -> ModelInputs:
     """A batch of one is exported as a constant, so it is made two."""
     first = next((part for part in (*example.args, *example.kwargs.values()) if isinstance(part, Tensor)), None)
     if first is None or first.dim() == 0 or first.shape[0] != 1:
@@ -234,7 +234,7 @@ def _more_than_one(example: Example) -> Example:
     return _each(example, twice)
 
 
-def _sides(model: nn.Module, example: Example) -> dict[str, Any]:
+def _sides(model: nn.Module, example: ModelInputs) -> dict[str, Any]:
     """The first side of every input is open, and the second of token ids, signals and sequences."""
     from torch.export import Dim
 
@@ -295,7 +295,7 @@ def _with_note(body: bytes, masks: Masks) -> bytes:
     return cast("bytes", proto.SerializeToString())
 
 
-def _other_sizes(example: Example, body: bytes) -> Example:
+def _other_sizes(example: ModelInputs, body: bytes) -> ModelInputs:
     """The example with one sample more and one step less, in the sides that the file leaves open."""
     import onnx
 
@@ -313,7 +313,7 @@ def _other_sizes(example: Example, body: bytes) -> Example:
     return _each(example, changed)
 
 
-def _compare(model: nn.Module, body: bytes, example: Example) -> None:
+def _compare(model: nn.Module, body: bytes, example: ModelInputs) -> None:
     try:
         import onnxruntime
     except ImportError:

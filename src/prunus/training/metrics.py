@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -14,7 +14,7 @@ from prunus.adapters import Batch, batches, call, forward_names, main_output
 from prunus.errors import BadInput, UnknownName
 from prunus.training.objective import accuracy, evaluate
 
-__all__ = ["accuracy", "embed", "lower_is_better", "measure", "perplexity", "spearman"]
+__all__ = ["accuracy", "embed", "fitting", "lower_is_better", "measure", "perplexity", "spearman"]
 
 
 def perplexity(model: nn.Module, data: Any, batch_size: int = 8) -> float:
