@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from prunus.adapters import example_input
+from prunus.adapters import as_batch, example_input
 from prunus.training import embed
 
 TEXTS = (
@@ -57,7 +57,7 @@ class Case:
 
     def answers(self, model: nn.Module, example: Any) -> Tensor:
         """Embeddings, or the output itself."""
-        return embed(model, [example])
+        return embed(model, [as_batch(example)])
 
 
 # ------------------------------------------------------------------------------------------------------------- small
