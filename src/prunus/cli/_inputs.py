@@ -89,11 +89,18 @@ def measure(metric: str, network: Any, data: Any) -> float:
 
 
 def quality(network: Any, test: Any, metric: str | None, when: str) -> dict[str, Any]:
-    """{"metric": name, "name_before": value}; empty where there is nothing to measure on."""
+    """{"metric": name, "name_before": value}; empty where there is nothing to measure, unless a metric was named."""
+    from prunus.errors import BadInput
+
     if test is None:
         return {}
     name = metric_for(metric, test)
-    return {"metric": name, f"{name}_{when}": measure(name, network, test)}
+    try:
+        return {"metric": name, f"{name}_{when}": measure(name, network, test)}
+    except BadInput:  # numbers as labels, or an encoder without a head
+        if metric is not None:
+            raise
+        return {}
 
 
 def quality_line(record: dict[str, Any]) -> str:
