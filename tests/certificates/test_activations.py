@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from prunus.certificates.bounds.intervals import Range, Ranges
-from prunus.certificates.bounds.relaxation import difference_lines, lines
+from prunus.certificates.bounds.lines import difference_lines, lines
 from prunus.certificates.reading import activations
 from prunus.operators import matrix_norm
 

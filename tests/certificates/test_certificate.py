@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import copy
 import json
+import random
+import re
 
 import pytest
 import torch
@@ -63,7 +65,19 @@ def test_a_bound_that_was_lowered_is_caught(saved, tmp_path):
     with pytest.raises(BadFile, match="does not match its digest"):
         verify(forged, model, masks)
     write_record(forged, record["format"], record)
-    with pytest.raises(BadFile, match="only allow"):
+    with pytest.raises(BadFile, match="bounds by output exceed"):
+        verify(forged, model, masks)
+    for changes in (
+        {"bound": cert.bound * 0.99},
+        {"outputs": [value * 0.99 for value in cert.outputs]},
+        {"each": [value * 0.99 for value in cert.each]},
+        {"methods": {name: value * 0.99 for name, value in cert.methods.items()}},
+    ):
+        write_record(forged, record["format"], cert.to_dict() | changes)
+        with pytest.raises(BadFile, match="only allow"):
+            verify(forged, model, masks)
+    write_record(forged, record["format"], json.loads(path.read_text()) | {"attained": cert.bound * 0.999})
+    with pytest.raises(BadFile, match="claims an input that moves"):
         verify(forged, model, masks)
     for value in ("NaN", "nan"):
         forged.write_text(json.dumps(record | {"bound": value}).replace('"NaN"', "NaN"))
@@ -92,3 +106,42 @@ def test_the_hash_sees_every_value_and_nothing_else():
         changed[0].weight[0, 0] = -changed[0].weight[0, 0]
     assert hash_model(model) != hash_model(changed)
     assert hash_model(model) != hash_model(copy.deepcopy(model).double())
+
+
+def damaged(text: str, draw: random.Random) -> str:
+    """A file that was cut, had bytes changed, removed or repeated, or a number or word edited."""
+    kind = draw.randrange(6)
+    place, other = sorted(draw.sample(range(len(text)), 2))
+    if kind == 0:
+        return text[:place]
+    if kind == 1:
+        return text[:place] + chr(draw.randrange(32, 127)) + text[place + 1 :]
+    if kind == 2:
+        return text[:place] + text[other:]
+    if kind == 3:
+        return text[:other] + text[place:]
+    if kind == 4:
+        numbers = list(re.finditer(r"-?\d+\.?\d*(e-?\d+)?", text))
+        found = draw.choice(numbers)
+        return (
+            text[: found.start()] + draw.choice(["0", "-1", "1e-9", "NaN", "Infinity", "1e999"]) + text[found.end() :]
+        )
+    return text.replace(
+        *draw.choice([("true", "false"), ("false", "true"), ("null", "0"), ("ball", "box"), (": ", ":1")])
+    )
+
+
+def test_no_damaged_file_is_accepted(saved, tmp_path):
+    text = saved[3].read_text()
+    path, draw, count = tmp_path / "damaged.json", random.Random(0), 0
+    while count < 2000:
+        made = damaged(text, draw)
+        try:
+            if json.loads(made) == json.loads(text):
+                continue  # nothing but blanks changed
+        except ValueError:
+            pass
+        path.write_text(made)
+        with pytest.raises(BadFile):
+            Certificate.load(path)
+        count += 1

@@ -12,11 +12,12 @@ from torch import nn
 import prunus
 from certificates.networks import convolutional, fully_connected, residual
 from prunus.certificates import AttackSettings, Bounds, ascend, read_pair
+from prunus.certificates.bounds.backward import transpose
 from prunus.certificates.bounds.floats import gamma
 from prunus.certificates.bounds.intervals import propagate_ranges
 from prunus.certificates.bounds.products import bound_products
 from prunus.certificates.bounds.recursion import propagate
-from prunus.certificates.bounds.relaxation import Relaxation, transpose
+from prunus.certificates.bounds.relaxation import Relaxation
 from prunus.certificates.bounds.zonotopes import zonotope_ranges
 from prunus.errors import BadInput
 
@@ -161,3 +162,22 @@ def test_the_attack_stays_inside_and_finds_what_is_there():
         assert found.distance >= float(at_centres.max())
     with pytest.raises(BadInput, match="at least one start"):
         AttackSettings(starts=0)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_attack_finds_what_a_hundred_thousand_random_points_find(seed):
+    model, shape = fully_connected(seed, width=16, inputs=(5, 12)[seed % 2])
+    pruned = prunus.find_masks(model, 0.6).apply_(copy.deepcopy(model))
+    pair = read_pair(model, pruned, shape)
+    generator = torch.Generator().manual_seed(seed)
+    for domain in (prunus.Ball(2.0), prunus.Box(-1.0, 1.0)):
+        for norm in (2, "max"):
+            noise = torch.randn(100_000, *shape, dtype=torch.float64, generator=generator)
+            if isinstance(domain, prunus.Ball):
+                points = 2.0 * noise / noise.norm(dim=1, keepdim=True)
+            else:
+                points = noise.clamp(-1.0, 1.0)
+            with torch.no_grad():
+                one, two = pair.outputs(points)
+            off = (two - one).norm(dim=1) if norm == 2 else (two - one).abs().amax(1)
+            assert ascend(pair, domain.region(shape), seed=seed, norm=norm).distance >= float(off.max())

@@ -13,6 +13,9 @@ from prunus.certificates.domains import Region
 from prunus.certificates.reading.pair import Pair
 from prunus.errors import BadInput
 
+_SIFTED, _SIFTED_ENTRIES = 4096, 2**23
+"""Random points tried before an ascent, and the most entries they may have in the widest layer."""
+
 
 @dataclass(frozen=True)
 class AttackSettings:
@@ -104,6 +107,8 @@ def ascend(
     owners = torch.arange(centres.shape[0]) % region.points
     found = []
     light = pair.to(torch.float32)
+    if region.points == 1 and settings.starts > 2:
+        starts = _sifted(light, region, starts, settings, seed, norm)
     for begin in range(0, starts.shape[0], 64):
         rows = slice(begin, begin + 64)
         found.append(_climb(light, region, centres[rows], starts[rows], settings, norm))
@@ -127,6 +132,29 @@ def _starts(region: Region, settings: AttackSettings, seed: int, extra: Tensor |
         starts = torch.cat([starts, region.project(given, around)])
         centres = torch.cat([centres, around])
     return centres, starts
+
+
+def _sifted(pair: Pair, region: Region, starts: Tensor, settings: AttackSettings, seed: int, norm: int | str) -> Tensor:
+    """The last third of the starts replaced by the best of many random points."""
+    entries = max(region.centres.numel(), *(math.prod(step.shape) for step in pair.steps))
+    count = min(_SIFTED, _SIFTED_ENTRIES // entries)
+    chosen = min(settings.starts // 3, count)
+    if chosen < 1:
+        return starts
+    generator = torch.Generator().manual_seed(seed + 1)
+    shape = (count, *region.centres.shape[1:])
+    noise = torch.randn(shape, dtype=torch.float64, generator=generator)
+    centres = region.centres.expand(shape)
+    if region.half is not None:
+        points = region.project(centres + 2 * noise * region.half, centres)
+    else:
+        length = torch.linalg.vector_norm(noise.flatten(1), dim=1).reshape(-1, *[1] * (noise.ndim - 1))
+        points = centres + region.radius * noise / length.clamp_min(1e-300)
+    with torch.no_grad():
+        one, two = pair.outputs(points.float())
+        sizes = (two - one).square().sum(1) if norm == 2 else (two - one).abs().amax(1)
+    best = points[torch.nan_to_num(sizes, nan=-1.0).topk(chosen).indices]
+    return torch.cat([starts[: settings.starts - chosen], best, starts[settings.starts :]])
 
 
 def _climb(

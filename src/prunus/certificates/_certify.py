@@ -6,7 +6,7 @@ import copy
 import math
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from prunus.certificates._attack import AttackSettings, ascend
 from prunus.certificates._guard import check_attained, check_reading
 from prunus.certificates.bounds.intervals import Ranges, propagate_ranges
+from prunus.certificates.bounds.pointwise import Relaxed, bound_relaxation
 from prunus.certificates.bounds.products import bound_products
 from prunus.certificates.bounds.recursion import OUTWARDS, Norms, Size, lengths, propagate
-from prunus.certificates.bounds.relaxation import bound_relaxation
-from prunus.certificates.bounds.rounding import rounding_terms
+from prunus.certificates.bounds.rounding import computed_ranges, rounding_terms
 from prunus.certificates.certificate import Certificate, CertifiedLayer, hash_model
 from prunus.certificates.domains import Ball, Box, Domain, Region, Samples
 from prunus.certificates.reading.compressed import is_packed
@@ -130,7 +130,7 @@ def certify(
     pair = read_pair(original, other, shape, graph=shared_graph(original, pruned, shape))
     region = domain.region(shape)
     found = Bounds(pair, options).of(region, norm)
-    check_reading(pair, (model, other), region, found.drift, seed)
+    check_reading(pair, (model, other), region, seed)
     certificate = Certificate(
         bound=found.bound,
         method=found.method,
@@ -180,7 +180,13 @@ def _copied(model: nn.Module) -> nn.Module:
 def shared_graph(original: nn.Module, pruned: Masks | nn.Module, shape: tuple[int, ...]) -> Graph | None:
     """One graph for both networks where the pruned one is our own copy: masks change values and nothing else."""
     special = any(is_packed(module) or rule_for_module(module) for module in original.modules())
-    return read_graph(original, shape) if isinstance(pruned, Masks) and not special else None
+    if special or not isinstance(pruned, Masks):
+        return None
+    graph = read_graph(original, shape)
+    known = {*dict(original.named_parameters()), *dict(original.named_buffers())}
+    # A tensor that is neither parameter nor buffer may share memory with one: the copy is read by itself then.
+    loose = any(node.is_state and not known.intersection(node.names) for node in graph.nodes)
+    return None if loose else graph
 
 
 def _ends_in_softmax(pair: Pair) -> bool:
@@ -200,7 +206,6 @@ class Combined:
     layers: tuple[CertifiedLayer, ...]
     each: tuple[float, ...]
     outputs: tuple[float, ...]
-    drift: float
 
 
 def _measured(single: Tensor, norm: int | str) -> Tensor:
@@ -251,29 +256,27 @@ class Bounds:
                 rounding.append(drift)
                 sizes.append(own)
                 shares.append(values[-1].shares)
-                outputs.append(single + drift[:, None])
+                outputs.append(single)
         joined = {name: torch.cat(parts) for name, parts in columns.items()}
         return self._decide(joined, torch.cat(rounding), torch.cat(sizes), torch.cat(shares, dim=1), torch.cat(outputs))
 
     def _chunk(
         self, region: Region, deadline: float, norm: int | str = 2
     ) -> tuple[dict[str, Tensor], list[Size], Tensor, Tensor, Tensor]:
-        """Bounds by method, sizes of all values, rounding, the networks' own output sizes, bounds by output."""
+        """Bounds by method with rounding in them, sizes of all values, rounding, output sizes, bounds by output."""
         pair, options = self.pair, self.options
         options.say("norms of the layers")
         sizes = propagate(pair, region, self.norms)
         options.say("intervals of the difference")
         ranges = propagate_ranges(pair, region, sizes)
-        magnitudes = [(value.original.magnitude, value.pruned.magnitude) for value in ranges]
-        drift = rounding_terms(pair, self.norms, magnitudes)
+        drift = rounding_terms(pair, self.norms, ranges)
         own = torch.minimum(sizes[-1].both, _output_sizes(ranges))
         if region.radius == 0.0:
             last = sizes[-1]
             single = (last.centre_pruned - last.centre_original).abs().flatten(1) * OUTWARDS
-            return {"exact": _measured(single, norm)}, sizes, drift, own, single
+            return {"exact": _measured(single, norm) + drift}, sizes, drift, own, single + drift[:, None]
         bounds: dict[str, Tensor] = {}
-        if "recursion" in options.methods:
-            bounds["recursion"] = sizes[-1].error * OUTWARDS
+        relaxed: Relaxed | None = None
         single = ranges[-1].difference.magnitude.flatten(1)
         if "intervals" in options.methods:
             bounds["intervals"] = _measured(single, norm)
@@ -282,18 +285,28 @@ class Bounds:
 
             def tell(point: int, tightened: Sequence[Ranges]) -> None:
                 """Tighter values mean smaller roundings, and smaller sizes to beat."""
-                sharper = [(value.original.magnitude, value.pruned.magnitude) for value in tightened]
-                here = rounding_terms(pair, self.norms, sharper)
+                here = rounding_terms(pair, self.norms, tightened)
                 drift[point] = torch.minimum(drift[point], here[0])
                 own[point] = torch.minimum(own[point], _output_sizes(tightened)[0])
 
-            relaxed = bound_relaxation(pair, region, sizes, ranges, deadline, tell)
-            bounds["relaxation"] = _measured(relaxed, norm)
-            single = torch.minimum(single, relaxed)
+            computed = computed_ranges(pair, region, self.norms, ranges)
+            relaxed = bound_relaxation(pair, region, ranges, computed, deadline, tell)
+        if "recursion" in options.methods:
+            bounds["recursion"] = sizes[-1].error * OUTWARDS
         if "products" in options.methods:
             self._products(region, sizes, ranges, bounds)
+        # What speaks of exact values gets the rounding added; the relaxation has counted it entry by entry.
+        bounds = {name: column + drift for name, column in bounds.items()}
+        single, rounding = single + drift[:, None], drift
+        if relaxed is not None:
+            mine = torch.where(torch.isinf(relaxed.rounding), relaxed.bounds + drift[:, None], relaxed.bounds)
+            bounds["relaxation"] = _measured(mine, norm)
+            single = torch.minimum(single, mine)
+            share = _measured(relaxed.rounding, norm)
+            wins = bounds["relaxation"] <= torch.stack(list(bounds.values())).amin(0)
+            rounding = torch.where(wins & torch.isfinite(share), torch.minimum(share, drift), drift)
         least = torch.stack(list(bounds.values())).amin(0) if bounds else single.new_full((region.points,), math.inf)
-        return bounds, sizes, drift, own, torch.minimum(single, least[:, None])
+        return bounds, sizes, rounding, own, torch.minimum(single, least[:, None])
 
     def _products(self, region: Region, sizes: list[Size], ranges: list[Ranges], bounds: dict[str, Tensor]) -> None:
         self.options.say("norms of products")
@@ -310,19 +323,18 @@ class Bounds:
         table = torch.stack([bounds[name] for name in names])
         table = torch.where(torch.isnan(table), torch.full_like(table, math.inf), table)
         rounding = torch.where(torch.isnan(rounding), torch.full_like(rounding, math.inf), rounding)
-        best, winner = table.min(0)
-        each = best + rounding
+        outputs = torch.where(torch.isnan(outputs), torch.full_like(outputs, math.inf), outputs)
+        each, winner = table.min(0)
         worst = int(each.argmax())
         return Combined(
             bound=float(each[worst]),
             method=names[int(winner[worst])],
-            methods={name: float((row + rounding).max()) for name, row in zip(names, table)},
+            methods={name: float(row.max()) for name, row in zip(names, table)},
             rounding=float(rounding[worst]),
             sizes=float(sizes[worst]),
             layers=self._layers(shares[:, worst]),
             each=tuple(each.tolist()),
             outputs=tuple(outputs.amax(0).tolist()),
-            drift=float(rounding.max()),
         )
 
     def _layers(self, shares: Tensor) -> tuple[CertifiedLayer, ...]:
@@ -372,17 +384,51 @@ def verify(
     chosen = replace(options or CertifyOptions(), methods=methods, seconds=seconds)
     example = _example(kept)
     fresh = certify(original, other, kept.domain, seed=kept.seed, norm=kept.norm, example=example, options=chosen)
-    for number, (claimed, found) in enumerate(zip(kept.outputs, fresh.outputs)):
+    for what, claimed, found in _claims(kept, fresh):
         if claimed < found * (1 - 1e-6):
             raise BadFile(
-                f"The certificate {path} claims {claimed:.6g} for output {number}, but these networks only allow "
-                f"{found:.6g}."
+                f"The certificate {path} claims {claimed:.6g}{what}, but these networks only allow {found:.6g}."
             )
-    if kept.bound < fresh.bound * (1 - 1e-6):
-        raise BadFile(
-            f"The certificate {path} claims {kept.bound:.6g}, but these networks only allow {fresh.bound:.6g}."
-        )
+    if len(kept.outputs) not in (0, len(fresh.outputs)) or len(kept.each) not in (0, len(fresh.each)):
+        raise BadFile(f"The certificate {path} speaks of other outputs or points than these networks have.")
+    if kept.attained is not None and kept.witness is not None:
+        moved = _moved(original, other, kept)
+        if not kept.attained <= moved * (1 + 1e-6) + 1e-12:
+            raise BadFile(
+                f"The certificate {path} claims an input that moves the output by {kept.attained:.6g}: {moved:.6g}."
+            )
     return fresh
+
+
+def _claims(kept: Certificate, fresh: Certificate) -> Iterator[tuple[str, float, float]]:
+    """Everything a certificate promises not to be exceeded, beside what is found now."""
+    yield "", kept.bound, fresh.bound
+    for number, (claimed, found) in enumerate(zip(kept.outputs, fresh.outputs)):
+        yield f" for output {number}", claimed, found
+    for number, (claimed, found) in enumerate(zip(kept.each, fresh.each)):
+        yield f" near point {number}", claimed, found
+    for name, claimed in kept.methods.items():
+        yield f" by {name}", claimed, fresh.methods.get(name, math.inf)
+    for one, two in zip(kept.layers, fresh.layers):
+        for claimed, found in (
+            (one.norm, two.norm),
+            (one.pruned_norm, two.pruned_norm),
+            (one.removed_norm, two.removed_norm),
+        ):
+            yield f" for the norm of {one.name}", claimed, found
+
+
+def _moved(original: nn.Module, other: nn.Module, kept: Certificate) -> float:
+    """How far the witness moves the output; nothing where it is outside of the domain."""
+    assert kept.witness is not None
+    region = kept.domain.region(tuple(kept.witness.shape))
+    around = kept.witness.double()[None].expand(region.points, *kept.witness.shape)
+    nearest = region.project(around, region.centres)
+    if float((nearest - around).abs().flatten(1).amax(1).min()) > 1e-6 * (1 + float(around.abs().max())):
+        return 0.0
+    pair = read_pair(original, other, tuple(kept.witness.shape))
+    one, two = pair.outputs(kept.witness.double()[None])
+    return float((two - one).norm() if kept.norm == 2 else (two - one).abs().max())
 
 
 def _example(kept: Certificate) -> Tensor | None:

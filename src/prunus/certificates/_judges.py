@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from prunus.certificates._certify import Bounds, CertifyOptions, prepared, shared_graph
 from prunus.certificates.bounds.recursion import LayerNorms
 from prunus.certificates.domains import Ball, Box, Domain, Samples
+from prunus.certificates.prover.labels import certify_labels
 from prunus.certificates.reading.pair import input_shape, read_pair
 from prunus.certificates.statistics import certify_statistically, halves
 from prunus.contract import Masks
@@ -180,8 +181,34 @@ class _StatisticalJudge:
         raise BadInput(f"No pruning found on one half of the data stays within {search.error:.4g} on the other half.")
 
 
-def judge_of(model: nn.Module, domain: Domain | OnData, error: float, settings: PlanSettings) -> Judge:
-    """The judge of a domain."""
+class _LabelJudge:
+    """The share of the points whose label is not proved to stay everywhere within their radius."""
+
+    def __init__(self, model: nn.Module, points: Samples, settings: PlanSettings) -> None:
+        self._model, self._points = model, points
+        self._shape = input_shape(model, points.shape, settings.example)
+        self._graph = shared_graph(model, Masks({}), self._shape)
+        self._guide = _CertifiedJudge(model, points, 1.0, settings)
+
+    def __call__(self, masks: Masks, levels: Mapping[str, float]) -> float:
+        return 1.0 - certify_labels(self._model, masks, self._points, graph=self._graph).fraction
+
+    def quick(self, masks: Masks, levels: Mapping[str, float]) -> float:
+        """Distances guide the search: a share of points moves in steps."""
+        return self._guide.quick(masks, levels)
+
+    def confirm(self, search: Search, levels: dict[str, float]) -> dict[str, float]:
+        return levels
+
+
+def judge_of(
+    model: nn.Module, domain: Domain | OnData, error: float, settings: PlanSettings, labels: bool = False
+) -> Judge:
+    """The judge of a domain; with labels, the error is a share of points."""
+    if labels:
+        if not isinstance(domain, Samples):
+            raise BadInput("A plan that keeps labels needs prunus.Samples(points, radius) as its domain.")
+        return _LabelJudge(model, domain, settings)
     if isinstance(domain, OnData):
         return _StatisticalJudge(model, domain)
     if not isinstance(domain, (Ball, Box, Samples)):

@@ -121,8 +121,9 @@ class Plan:
 def plan(
     model: nn.Module,
     domain: Domain | OnData,
-    error: float,
+    error: float | None = None,
     *,
+    labels: float | None = None,
     score: str | Score = "magnitude",
     pattern: str | Pattern = "unstructured",
     exclude: Iterable[str] = (),
@@ -134,6 +135,8 @@ def plan(
         model: The network, in evaluation mode.
         domain: Where the error is certified: `Ball`, `Box`, `Samples`, or `OnData` for a statistical error.
         error: The budget, a positive number.
+        labels: Given instead of `error`: at least this share of the `Samples` provably keeps its label everywhere
+            within the radius. `bound` and `error` of the plan are then shares of points.
         score: What ranks the weights, by name or as a function.
         pattern: Which sets of zeros are allowed.
         exclude: Names and globs that are never pruned.
@@ -152,16 +155,30 @@ def plan(
         >>> found.bound <= 0.5 and found.sparsity > 0
         True
     """
-    if isinstance(error, bool) or not isinstance(error, (int, float)) or not (math.isfinite(error) and error > 0):
-        raise BadInput(f"The budget is {error!r}: it must be a positive number.")
+    budget = _budget(error, labels)
     exclude = (exclude,) if isinstance(exclude, str) else tuple(exclude)
     settings = settings or PlanSettings()
     if settings.allocation not in ("bound", "damage"):
         raise UnknownName("allocation of a plan", settings.allocation, ("bound", "damage"))
     if settings.allocation == "damage" and settings.data is None:
         raise BadInput("allocation='damage' measures errors on data: give PlanSettings(data=...), labels are not used.")
-    search = _Search(model, domain, float(error), score, pattern, exclude, settings)
+    search = _Search(model, domain, budget, score, pattern, exclude, settings, labels is not None)
     return search.run()
+
+
+def _budget(error: Any, labels: Any) -> float:
+    def number(value: Any) -> bool:
+        return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+    if labels is None:
+        if not number(error) or not error > 0:
+            raise BadInput(f"The budget is {error!r}: it must be a positive number.")
+        return float(error)
+    if error is not None:
+        raise BadInput("Give a plan a budget on the error or a share of labels, not both.")
+    if not number(labels) or not 0 < labels <= 1:
+        raise BadInput(f"The share of labels is {labels!r}: it must be above 0 and at most 1.")
+    return 1.0 - float(labels) + 1e-12
 
 
 class _Search:
@@ -176,6 +193,7 @@ class _Search:
         pattern: str | Pattern,
         exclude: Sequence[str],
         settings: PlanSettings,
+        labels: bool = False,
     ) -> None:
         self.model, self.error, self.settings = model, error, settings
         self._find: dict[str, Any] = {"score": score, "pattern": pattern, "seed": settings.seed}
@@ -184,7 +202,7 @@ class _Search:
         self._weights = {name: weight for name, weight in prunable_weights(model).items() if name in probe}
         self.sizes = {name: weight.numel for name, weight in self._weights.items()}
         self._masks: dict[tuple[str, float], Tensor | None] = {}
-        self._judge = judge_of(model, domain, error, settings)
+        self._judge = judge_of(model, domain, error, settings, labels)
         self._known: dict[tuple[tuple[str, float], ...], float] = {}
         self.curve: list[tuple[float, float]] = []
 

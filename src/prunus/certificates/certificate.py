@@ -158,7 +158,8 @@ class Certificate:
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the certificate as JSON, in one piece, with a digest."""
-        return write_record(path, _FORMAT, _without_infinity(self.to_dict()))
+        record = self.to_dict() | {"witness": None if self.witness is None else self.witness.tolist()}
+        return write_record(path, _FORMAT, _without_infinity(record))
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> Certificate:
@@ -197,6 +198,15 @@ def _number(value: Any) -> float:
     return number
 
 
+def _witness(values: Any) -> torch.Tensor | None:
+    if values is None:
+        return None
+    found = torch.tensor(values, dtype=torch.float64)
+    if not bool(torch.isfinite(found).all()):
+        raise ValueError("the input it shows is not finite")
+    return found
+
+
 def _layer(record: Mapping[str, Any]) -> CertifiedLayer:
     values: dict[str, Any] = {name: math.inf if value == "infinite" else value for name, value in record.items()}
     return CertifiedLayer(**values)
@@ -216,6 +226,7 @@ def _restored(record: Mapping[str, Any]) -> Certificate:
         hashes=(record["models"]["original"], record["models"]["pruned"]),
         each=tuple(_number(value) for value in record["each"]),
         attained=None if record["attained"] is None else _number(record["attained"]),
+        witness=_witness(record.get("witness")),
         logits=bool(record["logits"]),
         seed=int(record["seed"]),
         seconds=float(record["seconds"]),

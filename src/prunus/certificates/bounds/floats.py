@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from prunus.certificates.reading.pieces import Affine, Elementwise, Join, Piece
+from prunus.certificates.reading.pieces import Affine, Elementwise, Join, Piece, Product
 
 UNITS = {torch.float64: 2.0**-53, torch.float32: 2.0**-24, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
 LIBRARY = 8.0
@@ -54,7 +54,10 @@ def noise(piece: Piece, before: Sequence[Tensor], after: Tensor, dtype: torch.dt
     if isinstance(piece, Elementwise):
         if piece.piecewise_linear and piece.settings == (0.0,):
             return None
-        return LIBRARY * (unit * (after + before[0]) + smallest(dtype))
+        sizes = after if piece.relative else after + before[0]
+        return LIBRARY * (unit * sizes + smallest(dtype)) + piece.jump
+    if isinstance(piece, Product):
+        return 1.001 * unit * after + smallest(dtype) + _too_large(after, dtype)
     if piece.kind == "max pooling":
         return None
     fresh = gamma(before[0][0].numel(), dtype) + LIBRARY * unit

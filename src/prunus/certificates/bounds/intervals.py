@@ -18,7 +18,7 @@ from prunus.certificates.bounds.floats import noise
 from prunus.certificates.bounds.recursion import Size, lengths
 from prunus.certificates.domains import Region
 from prunus.certificates.reading.pair import Pair, Step
-from prunus.certificates.reading.pieces import Affine, Elementwise, Join, Lipschitz
+from prunus.certificates.reading.pieces import Affine, Elementwise, Join, Lipschitz, Product
 
 _UNIT = 2.0**-53
 
@@ -58,6 +58,15 @@ class Ranges:
     original: Range
     pruned: Range
     difference: Range
+
+    def part(self, start: int, stop: int) -> Ranges:
+        """The ranges of the points start..stop-1."""
+        return self.rows(slice(start, stop))
+
+    def rows(self, chosen: Tensor | slice) -> Ranges:
+        """The ranges of some of the points."""
+        parts = (self.original, self.pruned, self.difference)
+        return Ranges(*(Range(part.low[chosen], part.high[chosen]) for part in parts))
 
     def tightened(self) -> Ranges:
         """Intersect `difference` with `pruned - original`."""
@@ -110,6 +119,8 @@ def exact_step(step: Step, sources: list[Ranges]) -> Ranges:
             _joined(piece, [source.pruned for source in sources]),
             _joined(piece, [source.difference for source in sources]),
         )
+    if isinstance(piece, Product):
+        return _product(sources[0], sources[1])
     if isinstance(piece, Elementwise):
         return _elementwise(piece, sources[0])
     return _lipschitz(piece, sources[0])
@@ -177,6 +188,21 @@ def slope_product(slopes: tuple[Tensor, Tensor], difference: Range) -> Range:
     """The range of s * d for slopes s and differences d in their ranges."""
     corners = torch.stack([s * d for s in slopes for d in (difference.low, difference.high)])
     return _widened(corners.amin(0), corners.amax(0))
+
+
+def times(one: Range, two: Range) -> Range:
+    """The range of a product of two numbers in their ranges."""
+    return slope_product((one.low, one.high), two)
+
+
+def _product(one: Ranges, two: Ranges) -> Ranges:
+    """`x'y' - xy = x' dy + y dx = x dy + y' dx`."""
+    original, pruned = times(one.original, two.original), times(one.pruned, two.pruned)
+    splits = []
+    for left, right in ((one.pruned, two.original), (one.original, two.pruned)):
+        first, second = times(left, two.difference), times(right, one.difference)
+        splits.append(_widened(first.low + second.low, first.high + second.high))
+    return Ranges(original, pruned, splits[0].meet(splits[1]))
 
 
 def joint(source: Ranges) -> Range:

@@ -8,6 +8,7 @@ the two networks). A linear step takes the tighter of the two splits
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from prunus.certificates.domains import Region
 from prunus.certificates.reading.pair import Pair, Step
-from prunus.certificates.reading.pieces import Affine, Elementwise, Join, Lipschitz
+from prunus.certificates.reading.pieces import Affine, Elementwise, Join, Lipschitz, Product
 
 OUTWARDS = 1.0 + 1e-10
 """Covers the rounding of the scalar recursion in float64 (far below 1e-10 for any depth)."""
@@ -133,11 +134,57 @@ def _step(number: int, step: Step, inputs: Sequence[Size], norms: Norms) -> _Raw
         return _affine(number, piece, step.pruned, inputs[0], norms[number])
     if isinstance(piece, Join):
         return _join(piece, inputs)
-    constant, offset = _lipschitz(piece, inputs[0].centre_original)
+    if isinstance(piece, Product):
+        return _product(inputs[0], inputs[1])
     value = inputs[0]
+    if isinstance(piece, Elementwise) and not math.isfinite(piece.lipschitz):
+        return _local(piece, value)
+    constant, offset = _lipschitz(piece, inputs[0].centre_original)
     sizes = (constant * value.size_original + offset, constant * value.size_pruned + offset)
     away = (constant * value.away_original, constant * value.away_pruned)
     return _Raw(sizes, away, constant * value.error, constant * value.shares)
+
+
+def _known(values: Tensor) -> Tensor:
+    """Infinite where nothing is known: infinity times zero."""
+    return torch.where(torch.isnan(values), torch.full_like(values, math.inf), values)
+
+
+def _local(piece: Elementwise, value: Size) -> _Raw:
+    """A function without a global constant takes the steepest slope around the centre."""
+    like = [1] * (value.centre_original.ndim - 1)
+    ends = [
+        (centre - away.reshape(-1, *like), centre + away.reshape(-1, *like))
+        for centre, away in (
+            (value.centre_original, value.away_original),
+            (value.centre_pruned, value.away_pruned),
+        )
+    ]
+    slopes = piece.slopes(torch.minimum(ends[0][0], ends[1][0]), torch.maximum(ends[0][1], ends[1][1]))
+    constant = _known(torch.maximum(slopes[0].abs(), slopes[1].abs()).flatten(1)).amax(1)
+    away = (_known(constant * value.away_original), _known(constant * value.away_pruned))
+    infinite = torch.full_like(constant, math.inf)
+    return _Raw((infinite, infinite), away, _known(constant * value.error), _known(constant * value.shares))
+
+
+def _product(one: Size, two: Size) -> _Raw:
+    """`xy - cd = (x - c) y + c (y - d)`, and `x'y' - xy = (x' - x) y' + x (y' - y)`."""
+
+    def largest(centre: Tensor, away: Tensor) -> Tensor:
+        return centre.abs().flatten(1).amax(1) + away
+
+    away = []
+    for left, right, off, other in (
+        (one.centre_original, two.centre_original, one.away_original, two.away_original),
+        (one.centre_pruned, two.centre_pruned, one.away_pruned, two.away_pruned),
+    ):
+        zero = torch.zeros_like(other)
+        away.append(_known(off * largest(right, other)) + _known(largest(left, zero) * other))
+    first, second = largest(two.centre_pruned, two.away_pruned), largest(one.centre_original, one.away_original)
+    error = _known(one.error * first) + _known(second * two.error)
+    shares = _known(one.shares * first) + _known(two.shares * second)
+    sizes = (_known(one.size_original * two.size_original), _known(one.size_pruned * two.size_pruned))
+    return _Raw(sizes, (away[0], away[1]), error, shares)
 
 
 def _lipschitz(piece: Elementwise | Lipschitz, like: Tensor) -> tuple[float, float]:

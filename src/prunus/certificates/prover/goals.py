@@ -13,6 +13,7 @@ from prunus.certificates.bounds.floats import UNITS
 from prunus.certificates.bounds.relaxation import Relaxation
 from prunus.certificates.reading.pair import Pair
 from prunus.certificates.reading.pieces import Lipschitz
+from prunus.errors import BadInput
 
 
 class Goal(Protocol):
@@ -51,6 +52,17 @@ class Close:
         return off.abs().amax(1) if self.norm == "max" else torch.linalg.vector_norm(off, dim=1)
 
 
+def check_labels(pair: Pair) -> None:
+    """Refuse outputs among which "the largest" is no label: a single one, or several rows of them."""
+    if math.prod(pair.output_shape) < 2:
+        raise BadInput("A label is the largest of several outputs, and this network has one.")
+    if sum(size > 1 for size in pair.output_shape) > 1:
+        raise BadInput(
+            f"The network's outputs have the shape {pair.output_shape}, and a label is the largest of one row: wrap "
+            "the network so that it returns that row."
+        )
+
+
 @dataclass(frozen=True, eq=False)
 class SameLabel:
     """Equal labels: the number is how far another output comes up to the label's own, in the worse network.
@@ -64,6 +76,7 @@ class SameLabel:
     @staticmethod
     def of(pair: Pair) -> SameLabel:
         """A softmax at the end is taken off: it does not change the order."""
+        check_labels(pair)
         last = pair.steps[-1].original
         if isinstance(last, Lipschitz) and last.kind in ("softmax", "log softmax") and len(pair.steps) > 1:
             unit = max(UNITS.get(dtype, 2.0**-8) for dtype in pair.dtypes)
@@ -79,10 +92,11 @@ class SameLabel:
         rows = identity[None] - identity[label][:, None]  # (boxes, classes, classes): output k minus the label's
         shape = (len(label), classes, *self.pair.output_shape)
         rows = rows.reshape(shape)
-        none = torch.zeros_like(rows)
-        both = torch.cat([rows, rows], dim=1)
-        found = relaxation.upper(len(self.pair.steps), both, torch.cat([none, rows], dim=1)).reshape(-1, 2, classes)
-        found = found.amax(1).scatter(1, label[:, None], -math.inf)
+        last = len(self.pair.steps)
+        one_alone, two_alone = (relaxation.upper_one(last, rows, pruned) for pruned in (False, True))
+        # The pruned network is bounded by itself, and as the original plus the difference.
+        found = torch.maximum(one_alone, torch.minimum(two_alone, relaxation.upper(last, rows, rows)))
+        found = found.scatter(1, label[:, None], -math.inf)
         worst = found.amax(1)
         worst = torch.where(torch.isnan(worst), torch.full_like(worst, math.inf), worst)
         return torch.where(two.argmax(1) == label, worst, torch.full_like(worst, math.inf))

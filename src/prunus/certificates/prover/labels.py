@@ -12,16 +12,17 @@ from torch import Tensor, nn
 
 from prunus.certificates._certify import prepared, shared_graph
 from prunus.certificates._guard import check_reading, run_module
-from prunus.certificates.bounds.intervals import Range, Ranges, propagate_ranges
+from prunus.certificates.bounds.intervals import propagate_ranges
 from prunus.certificates.bounds.recursion import Norms, propagate
 from prunus.certificates.bounds.relaxation import Relaxation
-from prunus.certificates.bounds.rounding import value_drifts
+from prunus.certificates.bounds.rounding import computed_ranges
 from prunus.certificates.domains import Region, Samples
-from prunus.certificates.prover.goals import SameLabel
+from prunus.certificates.prover.goals import SameLabel, check_labels
 from prunus.certificates.prover.search import batch_size
 from prunus.certificates.reading.pair import input_shape, read_pair
 from prunus.contract import Masks
 from prunus.errors import BadInput
+from prunus.graph import Graph
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,6 +87,7 @@ def certify_labels(
     *,
     seconds: float = math.inf,
     seed: int = 0,
+    graph: Graph | None = None,
 ) -> LabelVerdict:
     """For every point, prove that both networks give the same label everywhere in its neighbourhood.
 
@@ -95,6 +97,7 @@ def certify_labels(
         points: `Samples(points, radius)`.
         seconds: stops the work; points that were not reached count as not proved.
         seed: of the points on which the reading of the networks is checked.
+        graph: what was read of the model before, where masks are tried one after the other.
 
     Returns:
         `LabelVerdict`: `agree` (a bool for every point), `fraction`, `statement`.
@@ -117,13 +120,12 @@ def certify_labels(
         raise BadInput(f"The time is {seconds!r} s: give more than 0.")
     original, other = prepared(model, pruned)
     shape = input_shape(original, points.shape, None)
-    pair = read_pair(original, other, shape, graph=shared_graph(original, pruned, shape))
-    if math.prod(pair.output_shape) < 2:
-        raise BadInput("A label is the largest of several outputs, and this network has one.")
+    pair = read_pair(original, other, shape, graph=graph or shared_graph(original, pruned, shape))
+    check_labels(pair)
     region = points.region(shape)
     goal = SameLabel.of(pair)
     norms = Norms(goal.pair)
-    agree, same, drift = [], [], 0.0
+    agree, same = [], []
     step = batch_size(goal)
     for first in range(0, region.points, step):
         part = region.part(first, min(first + step, region.points))
@@ -134,30 +136,26 @@ def certify_labels(
         chosen = torch.nonzero(equal).flatten()
         if chosen.numel() and time.monotonic() - begin < seconds:
             here = Region(part.centres[chosen], part.radius)
-            proved[chosen], off = proved_labels(goal, norms, here)
-            drift = max(drift, off)
+            proved[chosen] = proved_labels(goal, norms, here)
         agree += proved.tolist()
-    check_reading(pair, (model, other), region, drift or math.inf, seed)
+    check_reading(pair, (model, other), region, seed)
     return LabelVerdict(tuple(agree), tuple(same), region.radius, time.monotonic() - begin)
 
 
-def proved_labels(goal: SameLabel, norms: Norms, region: Region) -> tuple[Tensor, float]:
-    """True (points,) where the label is proved in a whole neighbourhood; and the rounding that was counted."""
+def proved_labels(goal: SameLabel, norms: Norms, region: Region) -> Tensor:
+    """True (points,) where the label is proved in a whole neighbourhood."""
     pair = goal.pair
     with torch.no_grad():
         exact = propagate_ranges(pair, region, propagate(pair, region, norms))
-        drifts = value_drifts(pair, norms, [(v.original.magnitude, v.pruned.magnitude) for v in exact])
-        ranges = [_wider(value, *amounts) for value, amounts in zip(exact, drifts)]
-        relaxation = Relaxation(pair, region, ranges, lean=False, computed=True)
-        relaxation.tighten()
-        bound = goal.bound(relaxation, pair.outputs(region.centres))
-        off = float((drifts[-1][0] + drifts[-1][1]).max())
-    return bound < goal.limit, off
-
-
-def _wider(value: Ranges, one: Tensor, two: Tensor) -> Ranges:
-    def wide(part: Range, amount: Tensor) -> Range:
-        extra = amount.reshape(-1, *[1] * (part.low.ndim - 1)) * (1 + 1e-12)
-        return Range(part.low - extra, part.high + extra)
-
-    return Ranges(wide(value.original, one), wide(value.pruned, two), wide(value.difference, one + two))
+        ranges = computed_ranges(pair, region, norms, exact)
+        relaxation = Relaxation(pair, region, ranges, computed=True)
+        relaxation.refresh()
+        proved = goal.bound(relaxation, pair.outputs(region.centres)) < goal.limit
+        rest = torch.nonzero(~proved).flatten()
+        if rest.numel():
+            here = Region(region.centres[rest], region.radius)
+            left = [value.rows(rest) for value in relaxation.ranges]
+            relaxation = Relaxation(pair, here, left, computed=True)
+            relaxation.tighten()
+            proved[rest] = goal.bound(relaxation, pair.outputs(here.centres)) < goal.limit
+    return proved

@@ -14,9 +14,6 @@ from torch import Tensor, nn
 from prunus.certificates._attack import AttackSettings, ascend
 from prunus.certificates._certify import prepared, shared_graph
 from prunus.certificates._guard import check_reading, run_module
-from prunus.certificates.bounds.intervals import propagate_ranges
-from prunus.certificates.bounds.recursion import Norms
-from prunus.certificates.bounds.rounding import rounding_terms
 from prunus.certificates.domains import Ball, Box, Domain, Region, Samples
 from prunus.certificates.prover.boxes import Boxes
 from prunus.certificates.prover.goals import Close, Goal, SameLabel
@@ -150,7 +147,7 @@ def equivalent(
     shape = input_shape(original, domain.shape, example)
     pair = read_pair(original, other, shape, graph=shared_graph(original, pruned, shape))
     region = domain.region(shape)
-    check_reading(pair, (model, other), region, _drift(pair, region), seed)
+    check_reading(pair, (model, other), region, seed)
     goal: Goal = SameLabel.of(pair) if labels else Close(pair, float(tolerance), norm)
     start = start_boxes(region)
     confirm = confirmed(goal, (model, other), start, pair)
@@ -188,15 +185,6 @@ def start_boxes(region: Region) -> Boxes:
         return Boxes(region.centres - region.half, region.centres + region.half)
     reach = region.radius
     return Boxes(region.centres - reach, region.centres + reach, region.centres, reach)
-
-
-def _drift(pair: Pair, region: Region) -> float:
-    """Rounding of both networks on a few points of the region, in the 2-norm: what the guard allows."""
-    few = region.part(0, min(region.points, 8))
-    with torch.no_grad():
-        ranges = propagate_ranges(pair, few)
-        magnitudes = [(value.original.magnitude, value.pruned.magnitude) for value in ranges]
-        return float(rounding_terms(pair, Norms(pair), magnitudes).max())
 
 
 def confirmed(goal: Goal, models: tuple[nn.Module, nn.Module], start: Boxes, pair: Pair) -> Confirm:

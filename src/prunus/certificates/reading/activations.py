@@ -119,8 +119,49 @@ def sigmoid() -> Elementwise:
     return Elementwise("sigmoid", torch.sigmoid, derivative, 0.25, inflection_points=(0.0,))
 
 
-def softplus() -> Elementwise:
-    return Elementwise("softplus", functional.softplus, torch.sigmoid, 1.0, inflection_points=(0.0,))
+def softplus(threshold: float = 20.0) -> Elementwise:
+    """log(1 + exp(x)), which torch replaces by x above a threshold: a jump by log(1 + exp(-threshold))."""
+
+    def function(x: Tensor) -> Tensor:
+        return torch.logaddexp(x, torch.zeros_like(x))
+
+    jump = math.log1p(math.exp(-threshold)) * 1.001
+    return Elementwise("softplus", function, torch.sigmoid, 1.0, inflection_points=(0.0,), settings=(threshold,), jump=jump)
+
+
+def square() -> Elementwise:
+    return Elementwise("square", torch.square, lambda x: 2 * x, math.inf, critical_points=(0.0,), relative=True)
+
+
+def inverse_root(eps: float) -> Elementwise:
+    """1 / sqrt(max(x, 0) + eps): what a normalisation divides by, for a variance x that is never negative."""
+    steepest = -0.5 * eps**-1.5
+
+    def function(x: Tensor) -> Tensor:
+        return torch.rsqrt(x.clamp_min(0.0) + eps)
+
+    def derivative(x: Tensor) -> Tensor:
+        return torch.where(x < 0, torch.zeros_like(x), -0.5 * (x.clamp_min(0.0) + eps) ** -1.5)
+
+    return Elementwise(
+        "inverse root",
+        function,
+        derivative,
+        -steepest,
+        inflection_points=(0.0,),
+        kinks=((0.0, 0.0, steepest),),
+        settings=(eps,),
+        relative=True,
+    )
+
+
+def rsqrt() -> Elementwise:
+    """1 / sqrt(x); nothing is known where x may reach zero."""
+    return Elementwise("rsqrt", lambda x: torch.rsqrt(x.clamp_min(0.0)), _rsqrt_slope, math.inf, relative=True)
+
+
+def _rsqrt_slope(x: Tensor) -> Tensor:
+    return -0.5 * x.clamp_min(0.0) ** -1.5
 
 
 def silu() -> Elementwise:
@@ -129,12 +170,7 @@ def silu() -> Elementwise:
         return s * (1 + x * (1 - s))
 
     return Elementwise(
-        "silu",
-        functional.silu,
-        derivative,
-        1.09984,
-        critical_points=(_SILU_TURN,),
-        inflection_points=(-_SILU_BEND, _SILU_BEND),
+        "silu", functional.silu, derivative, 1.09984, critical_points=(_SILU_TURN,), inflection_points=(-_SILU_BEND, _SILU_BEND)
     )
 
 
@@ -148,12 +184,7 @@ def gelu(approximate: str = "none") -> Elementwise:
         return 0.5 * torch.erfc(-x / math.sqrt(2.0)) + x * density
 
     return Elementwise(
-        "gelu",
-        functional.gelu,
-        derivative,
-        1.12905,
-        critical_points=(_GELU_TURN,),
-        inflection_points=(-_GELU_BEND, _GELU_BEND),
+        "gelu", functional.gelu, derivative, 1.12905, critical_points=(_GELU_TURN,), inflection_points=(-_GELU_BEND, _GELU_BEND)
     )
 
 

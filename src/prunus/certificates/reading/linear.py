@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from prunus.certificates.reading.activations import square
 from prunus.certificates.reading.layers import convolution, diagonal, linear
-from prunus.certificates.reading.pieces import Affine, Join
+from prunus.certificates.reading.pieces import Affine, Join, Product
 from prunus.certificates.reading.rules import Call, Value, register_rule
 from prunus.operators import (
     adaptive_average_pool_norm,
@@ -253,7 +254,9 @@ def _interpolate(call: Call) -> Affine | None:
     axes = 1 if "linear1d" in call.op else 2
     image, output = call.image(axes), call.shape[1:]
     corners, scales = bool(call.get(2, "align_corners", False)), call.get(3, "scale_factors")
-    if scales is not None and any(round(s * size) != count for s, size, count in zip(scales, image, output)):
+    if scales is not None and any(
+        abs(s * size - count) > 1e-9 * count for s, size, count in zip(scales, image, output)
+    ):
         raise call.refuse("resizing by a factor that does not give whole sizes has no rule")
     if image == output:
         return None
@@ -288,15 +291,15 @@ def _add(call: Call) -> Value | Affine | Join:
             other = call.emit(scaling(torch.full(call.shape, factor, dtype=torch.float64)), [other], call.shape)
         return call.emit(Join("sum"), [fitted(call, left), other], call.shape)
     if isinstance(left, Value):
-        return call.emit(_shift(call.constant(right) * factor), [fitted(call, left)], call.shape)
+        return call.emit(shift(call.constant(right) * factor), [fitted(call, left)], call.shape)
     value = fitted(call, right)
     if factor == 1.0:
-        return call.emit(_shift(call.constant(left)), [value], call.shape)
+        return call.emit(shift(call.constant(left)), [value], call.shape)
     factors = torch.full(call.shape, factor, dtype=torch.float64)
     return call.emit(scaling(factors, call.constant(left)), [value], call.shape)
 
 
-def _shift(offset: Tensor) -> Affine:
+def shift(offset: Tensor) -> Affine:
     return Affine("shift", lambda _, x: x, lambda _: 1.0, bias=offset, terms=1)
 
 
@@ -312,7 +315,11 @@ def _product(call: Call) -> Value:
         raise call.refuse("a division that rounds has no rule")
     divides = call.op.startswith("aten.div")
     if isinstance(left, Value) and isinstance(right, Value):
-        raise call.refuse("a product or quotient of two values that depend on the input has no rule")
+        if divides:
+            raise call.refuse("a quotient of two values that depend on the input has no rule")
+        if left.index == right.index and left.real == right.real:
+            return call.emit(square(), [left], call.shape)
+        return call.emit(Product(), [fitted(call, left), fitted(call, right)], call.shape)
     if divides and not isinstance(left, Value):
         raise call.refuse("a division by a value that depends on the input has no rule")
     value, other = (left, right) if isinstance(left, Value) else (right, left)

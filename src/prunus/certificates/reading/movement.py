@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from prunus.certificates.reading.linear import fitted, gather, reshape
+from prunus.certificates.reading.linear import fitted, gather, reshape, shift
 from prunus.certificates.reading.pieces import Join
 from prunus.certificates.reading.rules import BatchNumber, Call, Value, register_rule, stored
 
@@ -50,6 +50,14 @@ def _cast(call: Call) -> None:
 
 @register_rule(*(f"aten.{name}" for name in _MOVES))
 def _move(call: Call) -> Any:
+    if call.op == "aten.view.dtype":
+        raise call.refuse("it takes the bits of numbers as numbers of another type")
+    if call.op.split(".")[1] in ("roll", "flip"):
+        dims = call.get(1 if "flip" in call.op else 2, "dims", ())
+        if not dims:
+            raise call.refuse("it moves entries between the examples of a batch")
+        for dimension in dims:
+            call.axis(int(dimension))
     return moved(call, 0)
 
 
@@ -130,3 +138,37 @@ def _copy(call: Call) -> Value:
     if not isinstance(source, Value):
         raise call.refuse("a constant written over a value has no rule")
     return fitted(call, source)
+
+
+@register_rule("aten.where.self", "aten.where.ScalarSelf", "aten.where.ScalarOther", "aten.where.Scalar")
+def _where(call: Call) -> Value:
+    """A choice by a constant mask: both sides are moved into their places and added."""
+    return _chosen(call, call.args[0], call.args[1], call.args[2])
+
+
+@register_rule("aten.masked_fill.Scalar", "aten.masked_fill.Tensor")
+def _masked_fill(call: Call) -> Value:
+    return _chosen(call, call.args[1], call.args[2], call.args[0])
+
+
+def _chosen(call: Call, mask: Any, inside: Any, outside: Any) -> Value:
+    if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
+        raise call.refuse("a choice that depends on the input has no rule")
+    try:
+        keep = mask.expand(call.real).reshape(-1)
+    except RuntimeError:
+        raise call.refuse("its mask does not fit the value") from None
+    parts = []
+    constant = torch.zeros(call.shape, dtype=torch.float64)
+    for item, where in ((inside, keep), (outside, ~keep)):
+        if isinstance(item, Value):
+            wide = fitted(call, item)
+            index = torch.where(where, torch.arange(where.numel()), -1)
+            parts.append(call.emit(gather(index, call.shape), [wide], call.shape))
+        else:
+            fill = torch.as_tensor(item, dtype=torch.float64).expand(call.real).reshape(-1)
+            if not bool(torch.isfinite(fill[where]).all()):
+                raise call.refuse("a constant in it is not finite")
+            constant = constant + torch.where(where, fill, 0.0).reshape(call.shape)
+    made = parts[0] if len(parts) == 1 else call.emit(Join("sum"), parts, call.shape)
+    return call.emit(shift(constant), [made], call.shape) if bool(constant.any()) else made

@@ -85,9 +85,10 @@ def _hardsigmoid(call: Call) -> Elementwise:
 def _softplus(call: Call) -> Elementwise:
     if call.get(1, "beta", 1) != 1:
         raise call.refuse("softplus with a beta other than 1 has no rule")
-    if call.get(2, "threshold", 20) < 20:
+    threshold = float(call.get(2, "threshold", 20))
+    if threshold < 20:
         raise call.refuse("softplus jumps at a threshold below 20, so it has no rule")
-    return activations.softplus()
+    return activations.softplus(threshold)
 
 
 @register_rule("aten.prelu")
@@ -218,14 +219,8 @@ def _softmax(call: Call) -> Lipschitz:
         raise call.refuse("a softmax in another precision has no rule")
     axis = call.axis(int(call.get(1, "dim")))
 
-    def shares(low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
-        """Entry i is small where its own logit is low and the others are high, and the other way round."""
-        smallest = torch.exp(low - torch.logsumexp(high, axis, keepdim=True))
-        largest = torch.exp((high - torch.logsumexp(low, axis, keepdim=True)).clamp_max(0.0))
-        return smallest * (1 - 1e-12), (largest * (1 + 1e-12)).clamp_max(1.0)
-
     if "log_softmax" not in call.op:
-        return Lipschitz("softmax", lambda x: torch.softmax(x, axis), 0.5, bounds=shares, settings=(axis,))
+        return softmax(axis)
 
     def logarithms(low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
         bottom = low - torch.logsumexp(high, axis, keepdim=True)
@@ -235,3 +230,40 @@ def _softmax(call: Call) -> Lipschitz:
     constant = 1 + math.sqrt(call.value.shape[axis - 1])
     run = lambda x: torch.log_softmax(x, axis)  # noqa: E731
     return Lipschitz("log softmax", run, constant, bounds=logarithms, settings=(axis,))
+
+
+def softmax(axis: int) -> Lipschitz:
+    """Softmax over one axis, counted with the batch in front.
+
+    With p the softmax, its second derivative is `p_i ((u_i - <p,u>)(v_i - <p,v>) - cov_p(u, v))`.
+    """
+
+    def shares(low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
+        """Entry i is small where its own logit is low and the others are high, and the other way round."""
+        smallest = torch.exp(low - torch.logsumexp(high, axis, keepdim=True))
+        largest = torch.exp((high - torch.logsumexp(low, axis, keepdim=True)).clamp_max(0.0))
+        return smallest * (1 - 1e-12), (largest * (1 + 1e-12)).clamp_max(1.0)
+
+    def slope(middle: Tensor, rows: Tensor) -> Tensor:
+        p = torch.softmax(middle, axis)[:, None]
+        return p * (rows - (p * rows).sum(axis + 1, keepdim=True))
+
+    def bend(low: Tensor, high: Tensor, u: Tensor, v: Tensor) -> Tensor:
+        p = shares(low, high)[1]
+
+        def away(size: Tensor) -> Tensor:
+            mean = torch.minimum((p * size).sum(axis, keepdim=True), size.amax(axis, keepdim=True))
+            return size + mean
+
+        spread = ((p * u.square()).sum(axis, keepdim=True) * (p * v.square()).sum(axis, keepdim=True)).sqrt()
+        return p * (away(u) * away(v) + spread)
+
+    return Lipschitz(
+        "softmax",
+        lambda x: torch.softmax(x, axis),
+        0.5,
+        bounds=shares,
+        settings=(axis,),
+        slope=slope,
+        bend=bend,
+    )

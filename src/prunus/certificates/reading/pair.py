@@ -17,10 +17,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from prunus.certificates.reading import linear, movement, nonlinear  # noqa: F401  (they register their rules)
+from prunus.certificates.reading import attention, linear, movement, nonlinear, normalising  # noqa: F401  (their rules)
 from prunus.certificates.reading.compressed import decompressed, is_packed
 from prunus.certificates.reading.leaves import LEAF, leaf_module, leaves_of
-from prunus.certificates.reading.pieces import Affine, Join, Piece
+from prunus.certificates.reading.pieces import Affine, Join, Piece, Product
 from prunus.certificates.reading.rules import (
     BatchNumber,
     Call,
@@ -75,7 +75,7 @@ class Pair:
         values = [inputs]
         for step in self.steps:
             piece = step.pruned if pruned else step.original
-            if isinstance(piece, Join):
+            if isinstance(piece, (Join, Product)):
                 values.append(piece.run([values[index] for index in step.inputs]))
             else:
                 values.append(piece.run(values[step.inputs[0]]))
@@ -205,6 +205,7 @@ class _Reader:
         self.env: dict[str, Any] = {}
         self.ops: list[_Op] = []
         self.coarsest = torch.float64
+        self.types: set[torch.dtype] = set()
 
     def read(self) -> list[_Op]:
         self._check()
@@ -259,9 +260,14 @@ class _Reader:
         rule = rule_for_module(module) if module is not None else rule_for_operator(node.op)
         if rule is None:
             raise no_rule(node.op, f" ({node.name}{_place(node)})")
+        self.types.update(spec.dtype for spec in node.specs if spec.dtype.is_floating_point)
+        if {torch.float16, torch.bfloat16} <= self.types:
+            raise BadInput("The network mixes float16 and bfloat16, which no certificate covers: use one of them.")
         for spec in node.specs:
             if spec.dtype.is_floating_point and torch.finfo(spec.dtype).eps > torch.finfo(self.coarsest).eps:
                 self.coarsest = spec.dtype
+        if not node.specs[0].dtype.is_floating_point:
+            raise BadInput(f"{_where(node)} makes numbers of type {node.specs[0].dtype}, which no certificate covers.")
         specs = [(stored(spec.shape, spec.varies), spec.shape, spec.varies) for spec in node.specs]
         shape, real, varies = specs[0]
         label = _label(node)

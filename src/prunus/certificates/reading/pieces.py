@@ -1,4 +1,4 @@
-"""What a network is made of, seen by a certificate: four kinds of pieces.
+"""What a network is made of, seen by a certificate: five kinds of pieces.
 
 A rule (`prunus.certificates.register_rule`) turns one operation of the graph into one of them. Values carry a batch
 dimension in front and are float64.
@@ -90,6 +90,26 @@ class Join:
 
 
 @dataclass(frozen=True, eq=False)
+class Product:
+    """The product of two values that both depend on the input, entry by entry.
+
+    Attributes:
+        kind: Always "product".
+        settings: Not used.
+
+    Example:
+        >>> prunus.certificates.Product().run([torch.ones(1, 2), 3 * torch.ones(1, 2)])
+        tensor([[3., 3.]])
+    """
+
+    kind: str = "product"
+    settings: tuple[Any, ...] = ()
+
+    def run(self, values: list[Tensor]) -> Tensor:
+        return values[0] * values[1]
+
+
+@dataclass(frozen=True, eq=False)
 class Elementwise:
     """A scalar function applied to every entry.
 
@@ -105,6 +125,8 @@ class Elementwise:
         inflection_points: The points where the derivative stops rising or falling.
         kinks: Jumps of the derivative: (point, left value, right value).
         settings: Tells apart functions of one kind.
+        jump: How far the function that runs may be from `function` beyond rounding.
+        relative: True where the rounding of a result is in proportion to the result alone.
 
     Example:
         >>> from prunus.certificates import Elementwise
@@ -122,6 +144,8 @@ class Elementwise:
     inflection_points: tuple[float, ...] = ()
     kinks: tuple[tuple[float, float, float], ...] = ()
     settings: tuple[Any, ...] = ()
+    jump: float = 0.0
+    relative: bool = False
 
     def run(self, x: Tensor) -> Tensor:
         return self.function(x)
@@ -182,6 +206,9 @@ class Lipschitz:
         change: `change(low, high)` bounds `f(x + d) - f(x)` for low <= d <= high in the same way.
         settings: Tells apart maps of one kind.
         windows: Where every output is the largest of some inputs: their numbers (outputs, size), -1 for none.
+        slope: `slope(middle, rows)` applies the transposed Jacobian at `middle` to rows, (points, rows, *shape).
+        bend: `bend(low, high, u, v)` bounds the second derivative over a box of inputs in directions of at most u and
+            v, entry by entry; `slope` and `bend` together give linear bounds.
 
     Example:
         >>> prunus.certificates.Lipschitz("sine", torch.sin, 1.0).run(torch.zeros(1, 2))
@@ -195,9 +222,11 @@ class Lipschitz:
     change: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None
     settings: tuple[Any, ...] = field(default=())
     windows: Tensor | None = None
+    slope: Callable[[Tensor, Tensor], Tensor] | None = None
+    bend: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor] | None = None
 
     def run(self, x: Tensor) -> Tensor:
         return self.function(x)
 
 
-Piece = Affine | Join | Elementwise | Lipschitz
+Piece = Affine | Join | Product | Elementwise | Lipschitz

@@ -1,0 +1,107 @@
+"""Rules of layer, group, instance and RMS norm, as the steps they are made of.
+
+`(x - mean) / sqrt(variance + eps)`: a mean, a sum, squares, an inverse root and a product. In exact arithmetic an entry
+of n is at most sqrt(n) after it, whatever the input; a clamp a hair above that says so.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from prunus.certificates.reading import activations
+from prunus.certificates.reading.attention import moved_to
+from prunus.certificates.reading.linear import _plain, scaling
+from prunus.certificates.reading.pieces import Elementwise, Join, Product
+from prunus.certificates.reading.rules import Call, Value, register_rule
+
+
+def _mean(call: Call, value: Value) -> Value:
+    """The mean over the last of two axes."""
+    groups, count = value.shape
+    piece = _plain("mean", lambda x: x.mean(-1), (1 + 1e-15) / math.sqrt(count), 2 * count + 8, ("last", groups))
+    return call.emit(piece, [value], (groups,))
+
+
+def normalised(call: Call, groups: Tensor, eps: float, weight: Any, bias: Any, centred: bool = True) -> Value:
+    """The rows of `groups` (groups, entries), numbers of the input's entries, each brought to mean 0 and variance 1."""
+    if isinstance(weight, Value) or isinstance(bias, Value):
+        raise call.refuse("only its input may depend on the network's input")
+    if not eps > 0:
+        raise call.refuse("a norm without a positive eps has no bound")
+    size = (int(groups.shape[0]), int(groups.shape[1]))
+    value = moved_to(call, call.value, groups, size)
+    spread = torch.arange(size[0])[:, None].expand(size)
+    if centred:
+        mean = moved_to(call, _mean(call, value), spread, size)
+        minus = call.emit(scaling(torch.full(size, -1.0, dtype=torch.float64)), [mean], size)
+        value = call.emit(Join("sum"), [value, minus], size)
+    variance = _mean(call, call.emit(activations.square(), [value], size))
+    root = call.emit(activations.inverse_root(eps), [variance], (size[0],))
+    made = call.emit(Product(), [value, moved_to(call, root, spread, size)], size)
+    limit = math.sqrt(size[1]) * 1.01
+    made = call.emit(activations.clamp(-limit, limit), [made], size)
+    order = torch.empty(groups.numel(), dtype=torch.int64)
+    order[groups.reshape(-1)] = torch.arange(groups.numel())
+    made = moved_to(call, made, order, call.shape)
+    if weight is None and bias is None:
+        return made
+    factors = call.constant(1.0 if weight is None else weight)
+    return call.emit(scaling(factors, None if bias is None else call.constant(bias)), [made], call.shape)
+
+
+def _last_axes(call: Call, shape: Any) -> Tensor:
+    count = math.prod(shape)
+    for axis in range(1, len(shape) + 1):
+        call.axis(-axis)
+    return torch.arange(math.prod(call.value.real)).reshape(-1, count)
+
+
+@register_rule("aten.layer_norm")
+def _layer_norm(call: Call) -> Value:
+    groups = _last_axes(call, call.get(1, "normalized_shape"))
+    return normalised(call, groups, float(call.get(4, "eps", 1e-5)), call.get(2, "weight"), call.get(3, "bias"))
+
+
+@register_rule("aten.rms_norm")
+def _rms_norm(call: Call) -> Value:
+    eps = call.get(3, "eps")
+    eps = torch.finfo(torch.float32).eps if eps is None else float(eps)
+    groups = _last_axes(call, call.get(1, "normalized_shape"))
+    return normalised(call, groups, eps, call.get(2, "weight"), None, centred=False)
+
+
+def _channels(call: Call, item: Any) -> Any:
+    return item if item is None else item.reshape(-1, *[1] * (len(call.real) - 2))
+
+
+@register_rule("aten.group_norm", "aten.instance_norm")
+def _group_norm(call: Call) -> Value:
+    if not call.value.varies[0] or any(call.value.varies[1:]) or call.value.real[0] != 1:
+        raise call.refuse("its input is not laid out as (batch, channels, image)")
+    whole = call.op.startswith("aten.group_norm")
+    if whole:
+        count, weight, bias = int(call.get(1, "num_groups")), call.get(2, "weight"), call.get(3, "bias")
+        eps = float(call.get(4, "eps", 1e-5))
+    else:
+        weight, bias, eps = call.get(1, "weight"), call.get(2, "bias"), float(call.get(7, "eps"))
+        count = call.value.real[1]
+        if not call.get(5, "use_input_stats"):
+            raise call.refuse("instance norm with running statistics has no rule")
+    groups = torch.arange(math.prod(call.value.real)).reshape(count, -1)
+    return normalised(call, groups, eps, _channels(call, weight), _channels(call, bias))
+
+
+@register_rule("aten.pow.Tensor_Scalar", "aten.square")
+def _power(call: Call) -> Elementwise:
+    if call.op.startswith("aten.pow") and call.get(1, "exponent") != 2:
+        raise call.refuse("of the powers only the square has a rule")
+    return activations.square()
+
+
+@register_rule("aten.rsqrt")
+def _rsqrt(call: Call) -> Elementwise:
+    return activations.rsqrt()
