@@ -95,6 +95,9 @@ SOUND: dict[str, Callable[[], nn.Module]] = {
     "max pooling": lambda: nn.Sequential(
         nn.Linear(6, 16), nn.Unflatten(1, (1, 4, 4)), nn.MaxPool2d(2, 1), nn.ReLU(), nn.Flatten(), nn.Linear(9, 4)
     ),
+    "padded max pooling": lambda: nn.Sequential(
+        nn.Linear(6, 16), nn.Unflatten(1, (1, 4, 4)), nn.MaxPool2d(3, 2, 1), nn.Flatten(), nn.Linear(4, 4)
+    ),
     "transposed": lambda: nn.Sequential(
         nn.Unflatten(1, (2, 3)), nn.ConvTranspose1d(2, 3, 2, stride=2), nn.PReLU(3), nn.Flatten(), nn.Linear(18, 4)
     ),

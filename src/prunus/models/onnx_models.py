@@ -69,7 +69,7 @@ class OnnxNetwork(nn.Module):
         # The first size is the batch where it is free or 1; ACAS Xu files have (1, 1, 1, 5).
         self.input_shape = tuple(sizes[1:]) if len(sizes) > 1 and all(sizes[1:]) else None
         self.nodes: list[tuple[str, list[str], str, Attributes]] = []
-        self.constants: dict[str, Tensor] = {}
+        self.constants: dict[str, Any] = {}
         floats = nn.ParameterDict()
         self.keys: dict[str, str] = {}
         for number, (key, tensor) in enumerate(tensors.items()):
@@ -77,12 +77,13 @@ class OnnxNetwork(nn.Module):
                 self.keys[key] = f"p{number}"
                 floats[f"p{number}"] = nn.Parameter(tensor, requires_grad=False)
             else:
-                self.constants[key] = tensor
+                self.constants[key] = _numbers(tensor)
         self.weights = floats
         for node in graph.node:
             attributes = {item.name: helper.get_attribute_value(item) for item in node.attribute}
             if node.op_type == "Constant":
-                self.constants[node.output[0]] = torch.from_numpy(np.array(numpy_helper.to_array(attributes["value"])))
+                value = torch.from_numpy(np.array(numpy_helper.to_array(attributes["value"])))
+                self.constants[node.output[0]] = _numbers(value)
                 continue
             if node.op_type not in OPERATORS:
                 raise BadInput(
@@ -99,6 +100,11 @@ class OnnxNetwork(nn.Module):
             values[output] = OPERATORS[kind]([values[name] for name in inputs], attributes)
         result: Tensor = values[self.output_name]
         return result
+
+
+def _numbers(tensor: Tensor) -> Any:
+    """Sizes and axes as plain numbers, which a graph can be read with; other constants stay tensors."""
+    return tensor.tolist() if tensor.ndim == 1 and not tensor.is_floating_point() else tensor
 
 
 def _gemm(given: list[Any], attributes: Attributes) -> Tensor:

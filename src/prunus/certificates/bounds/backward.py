@@ -29,7 +29,7 @@ def transpose(piece: Affine, weight: Tensor | None, rows: Tensor, shape: Sequenc
     """The transposed operator applied to rows (points, rows, *output shape)."""
     if piece.kind == "linear" and weight is not None:
         return rows @ weight
-    if piece.kind == "shift":
+    if piece.kind in ("shift", "cast"):
         return rows
     flat = rows.flatten(0, 1)
     with torch.enable_grad():

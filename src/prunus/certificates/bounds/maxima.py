@@ -90,8 +90,14 @@ class Maxima:
             self._lines = one, two, self._change(one, two)
         return self._lines
 
+    def _without_still(self, each: Lines) -> Lines:
+        """Leaders and taps outside of the image add nothing."""
+        keep = (~self._still).flatten(1).to(torch.float64)
+        parts = (each.low_slope, each.low, each.high_slope, each.high, each.gap)
+        return Lines(*(part * keep for part in parts))
+
     def _network(self, part: Range) -> Lines:
-        each = lines(_RELU, part)
+        each = self._without_still(lines(_RELU, part))
         shape = self._leads.shape
         # From below one gap at most may speak: the one that can be largest.
         best = part.high.reshape(shape).argmax(2, keepdim=True)
@@ -113,7 +119,7 @@ class Maxima:
         """Lines on max(0, g'_t) - max(0, g_t) in the gaps' differences."""
         gaps, shape = self._gaps, self._leads.shape
         alive = ((gaps.original.high > 0) | (gaps.pruned.high > 0)).reshape(shape)
-        each = difference_lines(_RELU, gaps)
+        each = self._without_still(difference_lines(_RELU, gaps))
         moved = torch.where(alive.flatten(1), gaps.difference.high, 0.0).reshape(shape).amax(2).clamp_min(0.0)
         fallen = torch.where(alive.flatten(1), gaps.difference.low, 0.0).reshape(shape).amin(2).clamp_max(0.0)
         first = torch.zeros(shape, dtype=torch.float64)

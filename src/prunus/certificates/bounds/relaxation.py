@@ -326,7 +326,8 @@ class Relaxation:
         if isinstance(piece, Affine):
             made, constant, magnitude = back_affine_one(piece, found, self._shape(index))
         elif isinstance(piece, Elementwise):
-            made, constant, magnitude = self._passage(number, piece)[int(pruned)].back(found)
+            one, two, *_ = self._passage(number, piece)
+            made, constant, magnitude = (two if pruned else one).back(found)
         elif number in self._maxima:
             made, constant = self._maxima[number].back_one(found, pruned)
             magnitude = constant.abs()

@@ -76,13 +76,13 @@ def _after(
         largest = [size.flatten(1).amax(1) for size in before]
         moved = largest[1] * incoming[0] + largest[0] * incoming[1] + incoming[0] * incoming[1]
         tiny = smallest(dtype) * after[0].numel() ** 0.5 + overflow(after, dtype)
-        return moved * (1 + unit) + 1.001 * unit * lengths(after) + tiny
+        return cast("Tensor", moved * (1 + unit) + 1.001 * unit * lengths(after) + tiny)
     if isinstance(piece, Elementwise):
         fresh = 0.0 if piece.piecewise_linear and piece.settings == (0.0,) else LIBRARY * unit
         tiny = (LIBRARY * smallest(dtype) if fresh else 0.0) + piece.jump
         sizes = lengths(after) if piece.relative else lengths(after) + lengths(before[0])
         slope = _steepest(piece, parts[0], incoming[0])
-        return slope * incoming[0] * (1 + fresh) + fresh * sizes + tiny * after[0].numel() ** 0.5
+        return cast("Tensor", slope * incoming[0] * (1 + fresh) + fresh * sizes + tiny * after[0].numel() ** 0.5)
     fresh = 0.0 if piece.kind == "max pooling" else gamma(before[0][0].numel(), dtype) + LIBRARY * unit
     tiny = LIBRARY * smallest(dtype) * after[0].numel() ** 0.5 if fresh else 0.0
     return piece.constant * incoming[0] * (1 + fresh) + fresh * lengths(after) + tiny

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from prunus.certificates.reading.linear import _plain, gather, linear, reshape, scaling
+from prunus.certificates.reading.layers import linear
+from prunus.certificates.reading.linear import _plain, gather, reshape, scaling
 from prunus.certificates.reading.nonlinear import softmax
 from prunus.certificates.reading.pieces import Affine, Product
 from prunus.certificates.reading.rules import Call, Value, register_rule
@@ -94,7 +95,8 @@ def _attention(call: Call) -> Value:
     for item, axes in ((query, (-1,)), (key, (-1, -2)), (value, (-1, -2))):
         for axis in axes:
             _fixed(call, item, axis)
-    scale = call.kwargs.get("scale") or 1 / math.sqrt(query.real[-1])
+    given = call.kwargs.get("scale")
+    scale = 1 / math.sqrt(query.real[-1]) if given is None else float(given)
     q, k, v = (_places(item) for item in (query, key, value))
     size = (*call.shape[:-1], key.real[-2])
     real = (*call.real[:-1], key.real[-2])

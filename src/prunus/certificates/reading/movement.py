@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from prunus.certificates.reading.linear import fitted, gather, reshape, shift
-from prunus.certificates.reading.pieces import Join
+from prunus.certificates.reading.pieces import Affine, Join
 from prunus.certificates.reading.rules import BatchNumber, Call, Value, register_rule, stored
 
 _UNCHANGED = ("clone", "contiguous", "detach", "alias", "lift_fresh_copy", "view_as", "dropout", "feature_dropout")
@@ -42,10 +42,14 @@ def _unchanged(call: Call) -> None:
 
 
 @register_rule("aten._to_copy", "aten.to")
-def _cast(call: Call) -> None:
+def _cast(call: Call) -> Affine | None:
     kind = call.kwargs.get("dtype") or next((item for item in call.args if isinstance(item, torch.dtype)), None)
     if kind is not None and not kind.is_floating_point:
         raise call.refuse(f"a change to {kind} has no rule")
+    if call.dtype == torch.float64:
+        return None
+    # One more rounding; a type that stays the same is rounded for nothing.
+    return Affine("cast", lambda _, x: x, lambda _: 1.0, terms=1)
 
 
 @register_rule(*(f"aten.{name}" for name in _MOVES))

@@ -69,7 +69,7 @@ def _layer_norm(call: Call) -> Value:
 @register_rule("aten.rms_norm")
 def _rms_norm(call: Call) -> Value:
     eps = call.get(3, "eps")
-    eps = torch.finfo(torch.float32).eps if eps is None else float(eps)
+    eps = torch.finfo(call.dtype).eps if eps is None else float(eps)
     groups = _last_axes(call, call.get(1, "normalized_shape"))
     return normalised(call, groups, eps, call.get(2, "weight"), None, centred=False)
 

@@ -291,6 +291,7 @@ class _Reader:
             module,
             _place(node),
             tuple((spec.shape, spec.varies) for spec in node.specs),
+            node.specs[0].dtype,
         )
         result = rule(call)
         if result is None:

@@ -68,6 +68,7 @@ class Call:
         module: The module, where one with a rule of its own was called.
         place: Where in the network the call stands.
         outputs: Shape and varying axes of every output, where there are several.
+        dtype: The type of the output.
 
     Example:
         >>> from prunus.certificates import Lipschitz, read_pair, register_rule, unregister_rule
@@ -96,6 +97,7 @@ class Call:
     module: nn.Module | None = None
     place: str = ""
     outputs: tuple[tuple[tuple[int, ...], tuple[bool, ...]], ...] = field(default=())
+    dtype: torch.dtype = torch.float32
 
     def get(self, position: int, name: str, default: Any = None) -> Any:
         """An argument by position or by name."""
