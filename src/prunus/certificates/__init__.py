@@ -21,7 +21,7 @@ from prunus.certificates.prover.labels import LabelVerdict, certify_labels
 from prunus.certificates.prover.verdict import Verdict, equivalent
 from prunus.certificates.reading.layers import convolution, diagonal, linear
 from prunus.certificates.reading.pair import Pair, read_pair
-from prunus.certificates.reading.pieces import Affine, Elementwise, Join, Lipschitz, Product
+from prunus.certificates.reading.pieces import Affine, Elementwise, Join, Lipschitz, ValueProduct
 from prunus.certificates.reading.rules import Call, register_rule, unregister_rule
 from prunus.certificates.statistics import MaskTrials, Statistic, certify_over_masks, certify_statistically
 
@@ -49,10 +49,10 @@ __all__ = [
     "Plan",
     "PlanSettings",
     "PlannedLayer",
-    "Product",
     "Samples",
     "ScanRow",
     "Statistic",
+    "ValueProduct",
     "Verdict",
     "ascend",
     "bound_a_priori",

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from prunus.certificates.bounds.intervals import propagate_ranges
 from prunus.certificates.bounds.recursion import Norms
 from prunus.certificates.bounds.relaxation import Relaxation
-from prunus.certificates.bounds.rounding import _drifts
+from prunus.certificates.bounds.rounding import drifts
 from prunus.certificates.domains import Region
 from prunus.certificates.reading.pair import Pair, dtype_of
 from prunus.errors import BadInput, RunFailed
@@ -92,7 +92,7 @@ def _rounding(pair: Pair, points: Tensor, pruned: bool) -> Tensor:
     here = Region(points, 0.0)
     with torch.no_grad():
         ranges = propagate_ranges(pair, here)
-        found = _drifts(pair, Norms(pair), ranges, pruned, pair.dtypes[int(pruned)])[-1]
+        found = drifts(pair, Norms(pair), ranges, pruned, pair.dtypes[int(pruned)])[-1]
         outputs = math.prod(pair.output_shape)
         if outputs > _MOST_OUTPUTS:
             return found

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from prunus.certificates.reading.pieces import Affine, Elementwise, Join, Piece, Product
+from prunus.certificates.reading.pieces import Affine, Elementwise, Join, Piece, ValueProduct
 
 UNITS = {torch.float64: 2.0**-53, torch.float32: 2.0**-24, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
 LIBRARY = 8.0
@@ -56,7 +56,7 @@ def noise(piece: Piece, before: Sequence[Tensor], after: Tensor, dtype: torch.dt
             return None
         sizes = after if piece.relative else after + before[0]
         return LIBRARY * (unit * sizes + smallest(dtype)) + piece.jump
-    if isinstance(piece, Product):
+    if isinstance(piece, ValueProduct):
         return 1.001 * unit * after + smallest(dtype) + _too_large(after, dtype)
     if piece.kind == "max pooling":
         return None

@@ -18,7 +18,7 @@ from prunus.certificates.bounds.floats import noise
 from prunus.certificates.bounds.recursion import Size, lengths
 from prunus.certificates.domains import Region
 from prunus.certificates.reading.pair import Pair, Step
-from prunus.certificates.reading.pieces import Affine, Elementwise, Join, Lipschitz, Product
+from prunus.certificates.reading.pieces import Affine, Elementwise, Join, Lipschitz, ValueProduct
 
 _UNIT = 2.0**-53
 
@@ -119,7 +119,7 @@ def exact_step(step: Step, sources: list[Ranges]) -> Ranges:
             _joined(piece, [source.pruned for source in sources]),
             _joined(piece, [source.difference for source in sources]),
         )
-    if isinstance(piece, Product):
+    if isinstance(piece, ValueProduct):
         return _product(sources[0], sources[1])
     if isinstance(piece, Elementwise):
         return _elementwise(piece, sources[0])

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from prunus.certificates.domains import Region
 from prunus.certificates.reading.pair import Pair, Step
-from prunus.certificates.reading.pieces import Affine, Elementwise, Join, Lipschitz, Product
+from prunus.certificates.reading.pieces import Affine, Elementwise, Join, Lipschitz, ValueProduct
 
 OUTWARDS = 1.0 + 1e-10
 """Covers the rounding of the scalar recursion in float64 (far below 1e-10 for any depth)."""
@@ -134,7 +134,7 @@ def _step(number: int, step: Step, inputs: Sequence[Size], norms: Norms) -> _Raw
         return _affine(number, piece, step.pruned, inputs[0], norms[number])
     if isinstance(piece, Join):
         return _join(piece, inputs)
-    if isinstance(piece, Product):
+    if isinstance(piece, ValueProduct):
         return _product(inputs[0], inputs[1])
     value = inputs[0]
     if isinstance(piece, Elementwise) and not math.isfinite(piece.lipschitz):

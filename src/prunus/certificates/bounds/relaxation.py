@@ -26,12 +26,12 @@ from prunus.certificates.bounds.backward import (
     concrete,
 )
 from prunus.certificates.bounds.bilinear import back_product, back_product_one, back_smooth, back_smooth_one
-from prunus.certificates.bounds.intervals import Noise, Range, Ranges, exact_step, computed_step, joint, widened
+from prunus.certificates.bounds.intervals import Noise, Range, Ranges, computed_step, exact_step, joint, widened
 from prunus.certificates.bounds.lines import Lines, Passage, choose, difference_lines, lines
 from prunus.certificates.bounds.maxima import Maxima
 from prunus.certificates.domains import Region
 from prunus.certificates.reading.pair import Pair, Step
-from prunus.certificates.reading.pieces import Affine, Elementwise, Join, Lipschitz, Product
+from prunus.certificates.reading.pieces import Affine, Elementwise, Join, Lipschitz, ValueProduct
 
 _SLACK = 1e-11
 """Relative rounding of the backward sums, taken of the sum of the magnitudes of all their terms."""
@@ -317,7 +317,7 @@ class Relaxation:
             return zero, zero
         index = step.inputs[0]
         sides = [value.pruned if pruned else value.original for value in (self.ranges[i] for i in step.inputs)]
-        if isinstance(piece, Product):
+        if isinstance(piece, ValueProduct):
             *both, constant, magnitude = back_product_one(found, sides[0], sides[1])
             for place, part in zip(step.inputs, both):
                 _add_one(rows, place, part)
@@ -349,7 +349,7 @@ class Relaxation:
             zero = torch.zeros(found[0].shape[:2], dtype=torch.float64)
             return zero, zero
         index = step.inputs[0]
-        if isinstance(piece, Product):
+        if isinstance(piece, ValueProduct):
             first, second = (self.ranges[place] for place in step.inputs)
             *pairs, constant, magnitude = back_product(found, first, second)
             for place, pair in zip(step.inputs, pairs):

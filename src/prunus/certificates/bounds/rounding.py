@@ -14,7 +14,7 @@ from prunus.certificates.bounds.intervals import Range, Ranges, propagate_ranges
 from prunus.certificates.bounds.recursion import Norms, lengths
 from prunus.certificates.domains import Region
 from prunus.certificates.reading.pair import Pair
-from prunus.certificates.reading.pieces import Affine, Elementwise, Join, Piece, Product
+from prunus.certificates.reading.pieces import Affine, Elementwise, Join, Piece, ValueProduct
 
 
 def rounding_terms(pair: Pair, norms: Norms, ranges: Sequence[Ranges]) -> Tensor:
@@ -25,17 +25,18 @@ def rounding_terms(pair: Pair, norms: Norms, ranges: Sequence[Ranges]) -> Tensor
     total = ranges[0].original.low.new_zeros(ranges[0].original.low.shape[0])
     for pruned in (False, True):
         for dtype in (pair.dtypes[int(pruned)], torch.float64):
-            total = total + _drifts(pair, norms, ranges, pruned, dtype)[-1]
+            total = total + drifts(pair, norms, ranges, pruned, dtype)[-1]
     return total
 
 
 def value_drifts(pair: Pair, norms: Norms, ranges: Sequence[Ranges]) -> list[tuple[Tensor, Tensor]]:
     """For every value, how far (points,) what each network computes may be from the exact value, in the 2-norm."""
-    one, two = (_drifts(pair, norms, ranges, pruned, pair.dtypes[int(pruned)]) for pruned in (False, True))
+    one, two = (drifts(pair, norms, ranges, pruned, pair.dtypes[int(pruned)]) for pruned in (False, True))
     return list(zip(one, two))
 
 
-def _drifts(pair: Pair, norms: Norms, ranges: Sequence[Ranges], pruned: bool, dtype: torch.dtype) -> list[Tensor]:
+def drifts(pair: Pair, norms: Norms, ranges: Sequence[Ranges], pruned: bool, dtype: torch.dtype) -> list[Tensor]:
+    """How far (points,) every value of one network may be from its exact self, in the 2-norm."""
     parts = [value.pruned if pruned else value.original for value in ranges]
     drift = [parts[0].low.new_zeros(parts[0].low.shape[0])]
     for number, step in enumerate(pair.steps):
@@ -72,7 +73,7 @@ def _after(
         total = torch.stack(incoming).sum(0)
         sums = torch.stack(before).sum(0)
         return total * (1 + len(before) * unit) + gamma(len(before), dtype) * lengths(sums) + overflow(sums, dtype)
-    if isinstance(piece, Product):
+    if isinstance(piece, ValueProduct):
         largest = [size.flatten(1).amax(1) for size in before]
         moved = largest[1] * incoming[0] + largest[0] * incoming[1] + incoming[0] * incoming[1]
         tiny = smallest(dtype) * after[0].numel() ** 0.5 + overflow(after, dtype)
@@ -102,10 +103,10 @@ def computed_ranges(pair: Pair, region: Region, norms: Norms, exact: Sequence[Ra
 
     Rounding is counted twice, entry by entry and in the 2-norm; the smaller one holds.
     """
-    drifts = value_drifts(pair, norms, exact)
+    off = value_drifts(pair, norms, exact)
     fresh = propagate_ranges(pair, region, computed=True)
     found = []
-    for value, other, (one, two) in zip(exact, fresh, drifts):
+    for value, other, (one, two) in zip(exact, fresh, off):
         wide = Ranges(_wider(value.original, one), _wider(value.pruned, two), _wider(value.difference, one + two))
         found.append(
             Ranges(

@@ -21,7 +21,7 @@ from prunus.certificates.bounds.intervals import Range, Ranges
 from prunus.certificates.bounds.lines import lines
 from prunus.certificates.domains import Region
 from prunus.certificates.reading.pair import Pair, Step
-from prunus.certificates.reading.pieces import Affine, Elementwise, Join, Lipschitz, Product
+from prunus.certificates.reading.pieces import Affine, Elementwise, Join, Lipschitz, ValueProduct
 
 _SLACK = 1e-9
 _FEWEST_ERRORS = 2000
@@ -193,7 +193,7 @@ class _Forms:
         if isinstance(piece, Join):
             return self._join(piece, [self.values[index] for index in step.inputs])
         part = ranges[number + 1].pruned if self._pruned else ranges[number + 1].original
-        if isinstance(piece, (Lipschitz, Product)):
+        if isinstance(piece, (Lipschitz, ValueProduct)):
             none = torch.zeros(self.inputs + self._errors, *step.shape, dtype=torch.float64)
             return Form(part.middle[0], none, part.half[0] * (1 + 1e-12))
         before = ranges[step.inputs[0]].pruned if self._pruned else ranges[step.inputs[0]].original

@@ -126,7 +126,9 @@ def softplus(threshold: float = 20.0) -> Elementwise:
         return torch.logaddexp(x, torch.zeros_like(x))
 
     jump = math.log1p(math.exp(-threshold)) * 1.001
-    return Elementwise("softplus", function, torch.sigmoid, 1.0, inflection_points=(0.0,), settings=(threshold,), jump=jump)
+    return Elementwise(
+        "softplus", function, torch.sigmoid, 1.0, inflection_points=(0.0,), settings=(threshold,), jump=jump
+    )
 
 
 def square() -> Elementwise:
@@ -170,7 +172,12 @@ def silu() -> Elementwise:
         return s * (1 + x * (1 - s))
 
     return Elementwise(
-        "silu", functional.silu, derivative, 1.09984, critical_points=(_SILU_TURN,), inflection_points=(-_SILU_BEND, _SILU_BEND)
+        "silu",
+        functional.silu,
+        derivative,
+        1.09984,
+        critical_points=(_SILU_TURN,),
+        inflection_points=(-_SILU_BEND, _SILU_BEND),
     )
 
 
@@ -184,7 +191,12 @@ def gelu(approximate: str = "none") -> Elementwise:
         return 0.5 * torch.erfc(-x / math.sqrt(2.0)) + x * density
 
     return Elementwise(
-        "gelu", functional.gelu, derivative, 1.12905, critical_points=(_GELU_TURN,), inflection_points=(-_GELU_BEND, _GELU_BEND)
+        "gelu",
+        functional.gelu,
+        derivative,
+        1.12905,
+        critical_points=(_GELU_TURN,),
+        inflection_points=(-_GELU_BEND, _GELU_BEND),
     )
 
 

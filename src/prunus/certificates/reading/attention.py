@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from prunus.certificates.reading.layers import linear
-from prunus.certificates.reading.linear import _plain, gather, reshape, scaling
+from prunus.certificates.reading.linear import gather, plain, reshape, scaling
 from prunus.certificates.reading.nonlinear import softmax
-from prunus.certificates.reading.pieces import Affine, Product
+from prunus.certificates.reading.pieces import Affine, ValueProduct
 from prunus.certificates.reading.rules import Call, Value, register_rule
 
 _MOST = 2**24
@@ -33,7 +33,7 @@ def summed(call: Call, value: Value, terms: int) -> Value:
     """The sum over the last axis."""
     shape = value.shape[:-1]
     count = value.shape[-1]
-    piece = _plain("sum over axes", lambda x: x.sum(-1), math.sqrt(count) * (1 + 1e-15), terms, ("last", shape))
+    piece = plain("sum over axes", lambda x: x.sum(-1), math.sqrt(count) * (1 + 1e-15), terms, ("last", shape))
     return call.emit(piece, [value], shape)
 
 
@@ -47,7 +47,7 @@ def matrix_product(
         raise call.refuse("the product of these matrices is too large")
     if isinstance(left, Value) and isinstance(right, Value):
         factors = [moved_to(call, value, index, wide) for value, index in ((left, one), (right, two))]
-        return summed(call, call.emit(Product(), factors, wide), one.shape[-1] + extra)
+        return summed(call, call.emit(ValueProduct(), factors, wide), one.shape[-1] + extra)
     value, constant, index, place = (left, right, one, two) if isinstance(left, Value) else (right, left, two, one)
     weights = constant.double().flatten()[place.reshape(-1)].reshape(wide)
     if not bool(torch.isfinite(weights).all()):

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from prunus.certificates.reading.activations import square
 from prunus.certificates.reading.layers import convolution, diagonal, linear
-from prunus.certificates.reading.pieces import Affine, Join, Product
+from prunus.certificates.reading.pieces import Affine, Join, ValueProduct
 from prunus.certificates.reading.rules import Call, Value, register_rule
 from prunus.operators import (
     adaptive_average_pool_norm,
@@ -26,7 +26,7 @@ def per_axis(value: Any, axes: int) -> tuple[int, ...]:
     return items * axes if len(items) == 1 else items
 
 
-def _plain(kind: str, function: Any, norm: float, terms: int = 1, settings: tuple[Any, ...] = ()) -> Affine:
+def plain(kind: str, function: Any, norm: float, terms: int = 1, settings: tuple[Any, ...] = ()) -> Affine:
     return Affine(kind, lambda _, x: function(x), lambda _: norm, terms=terms, settings=settings)
 
 
@@ -69,7 +69,7 @@ def gather(index: Tensor, shape: tuple[int, ...]) -> Affine:
 
 def reshape(shape: tuple[int, ...]) -> Affine:
     """The same entries under another shape."""
-    return _plain("reshape", lambda x: x.reshape(x.shape[0], *shape), 1.0, 0, (shape,))
+    return plain("reshape", lambda x: x.reshape(x.shape[0], *shape), 1.0, 0, (shape,))
 
 
 def constant_value(call: Call, tensor: Tensor, shape: tuple[int, ...]) -> Value:
@@ -217,7 +217,7 @@ def _average_pool(call: Call) -> Affine:
     def pool(x: Tensor) -> Tensor:
         return run(x, kernel, stride, padding, bool(ceil_mode), bool(include))
 
-    return _plain("average pooling", pool, norm, math.prod(kernel), (kernel, stride, padding, ceil_mode, include))
+    return plain("average pooling", pool, norm, math.prod(kernel), (kernel, stride, padding, ceil_mode, include))
 
 
 @register_rule("aten.adaptive_avg_pool1d", "aten.adaptive_avg_pool2d", "aten._adaptive_avg_pool2d")
@@ -226,7 +226,7 @@ def _adaptive_average_pool(call: Call) -> Affine:
     image = call.image(len(output))
     run: Any = functional.adaptive_avg_pool1d if len(output) == 1 else functional.adaptive_avg_pool2d
     norm = adaptive_average_pool_norm(image, output)
-    return _plain("average pooling", lambda x: run(x, output), norm, math.prod(image), (image, output))
+    return plain("average pooling", lambda x: run(x, output), norm, math.prod(image), (image, output))
 
 
 @register_rule("aten.mean.dim", "aten.sum.dim_IntList", "aten.mean.default", "aten.sum.default")
@@ -245,7 +245,7 @@ def _mean(call: Call) -> Affine | None:
     def total(x: Tensor) -> Tensor:
         return (x.mean(axes) if average else x.sum(axes)).reshape(x.shape[0], *call.shape)
 
-    return _plain("mean" if average else "sum over axes", total, norm, count, (tuple(axes), call.shape))
+    return plain("mean" if average else "sum over axes", total, norm, count, (tuple(axes), call.shape))
 
 
 @register_rule("aten.upsample_bilinear2d", "aten.upsample_linear1d")
@@ -270,7 +270,7 @@ def _interpolate(call: Call) -> Affine | None:
     def resize(x: Tensor) -> Tensor:
         return functional.interpolate(x, size=output, mode=mode, align_corners=corners)
 
-    return _plain("resize", resize, norm, 4, (output, mode, corners))
+    return plain("resize", resize, norm, 4, (output, mode, corners))
 
 
 def _operands(call: Call) -> tuple[Any, Any]:
@@ -319,7 +319,7 @@ def _product(call: Call) -> Value:
             raise call.refuse("a quotient of two values that depend on the input has no rule")
         if left.index == right.index and left.real == right.real:
             return call.emit(square(), [left], call.shape)
-        return call.emit(Product(), [fitted(call, left), fitted(call, right)], call.shape)
+        return call.emit(ValueProduct(), [fitted(call, left), fitted(call, right)], call.shape)
     if divides and not isinstance(left, Value):
         raise call.refuse("a division by a value that depends on the input has no rule")
     value, other = (left, right) if isinstance(left, Value) else (right, left)

@@ -14,15 +14,15 @@ from torch import Tensor
 
 from prunus.certificates.reading import activations
 from prunus.certificates.reading.attention import moved_to
-from prunus.certificates.reading.linear import _plain, scaling
-from prunus.certificates.reading.pieces import Elementwise, Join, Product
+from prunus.certificates.reading.linear import plain, scaling
+from prunus.certificates.reading.pieces import Elementwise, Join, ValueProduct
 from prunus.certificates.reading.rules import Call, Value, register_rule
 
 
 def _mean(call: Call, value: Value) -> Value:
     """The mean over the last of two axes."""
     groups, count = value.shape
-    piece = _plain("mean", lambda x: x.mean(-1), (1 + 1e-15) / math.sqrt(count), 2 * count + 8, ("last", groups))
+    piece = plain("mean", lambda x: x.mean(-1), (1 + 1e-15) / math.sqrt(count), 2 * count + 8, ("last", groups))
     return call.emit(piece, [value], (groups,))
 
 
@@ -41,7 +41,7 @@ def normalised(call: Call, groups: Tensor, eps: float, weight: Any, bias: Any, c
         value = call.emit(Join("sum"), [value, minus], size)
     variance = _mean(call, call.emit(activations.square(), [value], size))
     root = call.emit(activations.inverse_root(eps), [variance], (size[0],))
-    made = call.emit(Product(), [value, moved_to(call, root, spread, size)], size)
+    made = call.emit(ValueProduct(), [value, moved_to(call, root, spread, size)], size)
     limit = math.sqrt(size[1]) * 1.01
     made = call.emit(activations.clamp(-limit, limit), [made], size)
     order = torch.empty(groups.numel(), dtype=torch.int64)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,7 +20,8 @@ from torch import Tensor, nn
 from prunus.certificates.reading import attention, linear, movement, nonlinear, normalising  # noqa: F401  (their rules)
 from prunus.certificates.reading.compressed import decompressed, is_packed
 from prunus.certificates.reading.leaves import LEAF, leaf_module, leaves_of
-from prunus.certificates.reading.pieces import Affine, Join, Piece, Product
+from prunus.certificates.reading.nested import double, flat, numbers, resolved
+from prunus.certificates.reading.pieces import Affine, Join, Piece, ValueProduct
 from prunus.certificates.reading.rules import (
     BatchNumber,
     Call,
@@ -75,7 +76,7 @@ class Pair:
         values = [inputs]
         for step in self.steps:
             piece = step.pruned if pruned else step.original
-            if isinstance(piece, (Join, Product)):
+            if isinstance(piece, (Join, ValueProduct)):
                 values.append(piece.run([values[index] for index in step.inputs]))
             else:
                 values.append(piece.run(values[step.inputs[0]]))
@@ -243,10 +244,10 @@ class _Reader:
             return Value(0, stored(spec.shape, spec.varies), spec.shape, spec.varies)
         if node.is_state:
             return next((self.state[name] for name in node.names if name in self.state), node.tensor)
-        args, kwargs = _resolved(node.args, self.env), _resolved(node.kwargs, self.env)
+        args, kwargs = resolved(node.args, self.env), resolved(node.kwargs, self.env)
         if node.number is not None:
             return BatchNumber(node.number)
-        given = list(_flat((args, kwargs)))
+        given = list(flat((args, kwargs)))
         if node.op == "getitem" and isinstance(args[0], tuple):
             return args[0][args[1]]
         if any(isinstance(item, BatchNumber) for item in (*args, *kwargs.values())):
@@ -281,8 +282,8 @@ class _Reader:
         call = Call(
             node.name,
             node.op,
-            _double(args),
-            _double(kwargs),
+            double(args),
+            double(kwargs),
             shape,
             real,
             varies,
@@ -299,36 +300,6 @@ class _Reader:
         if isinstance(result, (Value, tuple)):
             return result
         return emit(result, call.values, shape)
-
-
-def _resolved(item: Any, env: dict[str, Any]) -> Any:
-    if isinstance(item, Node):
-        return env[item.name]
-    if isinstance(item, dict):
-        return {key: _resolved(part, env) for key, part in item.items()}
-    if isinstance(item, (list, tuple)):
-        return type(item)(_resolved(part, env) for part in item)
-    return item
-
-
-def _flat(item: Any) -> Iterator[Any]:
-    if isinstance(item, dict):
-        item = list(item.values())
-    if isinstance(item, (list, tuple)):
-        for part in item:
-            yield from _flat(part)
-    else:
-        yield item
-
-
-def _double(item: Any) -> Any:
-    if isinstance(item, Tensor):
-        return item.detach().double() if item.is_floating_point() else item.detach()
-    if isinstance(item, dict):
-        return {key: _double(part) for key, part in item.items()}
-    if isinstance(item, (list, tuple)):
-        return type(item)(_double(part) for part in item)
-    return item
 
 
 def _label(node: Node) -> str:
@@ -354,18 +325,8 @@ def _constant(node: Node, args: Any, kwargs: Any) -> Any:
     if any(word in node.op for word in _RANDOM):
         raise BadInput(f"{_where(node)} is random, so the network cannot be certified.")
     with contextlib.suppress(TypeError):
-        return node.function(*_numbers(args), **_numbers(kwargs))
+        return node.function(*numbers(args), **numbers(kwargs))
     raise BadInput(f"{_where(node)} cannot be computed outside of the network.")
-
-
-def _numbers(item: Any) -> Any:
-    if isinstance(item, BatchNumber):
-        return int(item)
-    if isinstance(item, dict):
-        return {key: _numbers(part) for key, part in item.items()}
-    if isinstance(item, (list, tuple)):
-        return type(item)(_numbers(part) for part in item)
-    return item
 
 
 def _ordered(ops: list[_Op]) -> list[_Op]:

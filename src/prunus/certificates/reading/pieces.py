@@ -90,7 +90,7 @@ class Join:
 
 
 @dataclass(frozen=True, eq=False)
-class Product:
+class ValueProduct:
     """The product of two values that both depend on the input, entry by entry.
 
     Attributes:
@@ -98,7 +98,7 @@ class Product:
         settings: Not used.
 
     Example:
-        >>> prunus.certificates.Product().run([torch.ones(1, 2), 3 * torch.ones(1, 2)])
+        >>> prunus.certificates.ValueProduct().run([torch.ones(1, 2), 3 * torch.ones(1, 2)])
         tensor([[3., 3.]])
     """
 
@@ -229,4 +229,4 @@ class Lipschitz:
         return self.function(x)
 
 
-Piece = Affine | Join | Product | Elementwise | Lipschitz
+Piece = Affine | Join | ValueProduct | Elementwise | Lipschitz
