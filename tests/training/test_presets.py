@@ -35,6 +35,10 @@ def test_the_published_numbers() -> None:
     assert preset("resnet18-edge-popup").config.weight_decay == 5e-4
     assert preset("imagenet-resnet50-iterand").ticket["period"] == 1000
     assert preset("imdb-bilstm-iterand").ticket == {"sparsity": 0.5, "period": 45, "rate": 1.0}
+    assert preset("table7-vgg11-95-iterand").ticket == {"sparsity": 0.95, "period": 300, "rate": 0.1}
+    assert preset("imagenet-wide-resnet50-2-iterand").ticket["sparsity"] == 0.7
+    assert preset("imagenet-resnet50-wide-edge-popup").model == "imagenet-resnet50:width=2"
+    assert preset("imagenet-resnet18-sgd").method == "sgd"
     assert preset("resnet20-128").model == "resnet20:width=8"
     assert preset("mnist-2x2048").config.momentum == 0.0
     assert preset("digits-iterand").reach == HERE

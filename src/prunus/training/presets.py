@@ -77,6 +77,24 @@ def _all() -> list[Preset]:
         ticket = {"sparsity": 0.7, "period": 1000, "rate": 0.1}
         options = {"model": f"imagenet-{net}", "data": "imagenet", "length": "105ep", "source": paper}
         found += _three(f"imagenet-{net}", _IMAGENET, _IMAGENET, ticket, **options)
+    for net, model in (("wide-resnet50-2", "wide-resnet50-2"), ("resnet50-wide", "imagenet-resnet50:width=2")):
+        ticket = {"sparsity": 0.7, "period": 1000, "rate": 0.1}
+        options = {"model": model, "data": "imagenet", "length": "105ep", "source": f"{paper}; table 9"}
+        found += _three(f"imagenet-{net}", _IMAGENET, _IMAGENET, ticket, **options)
+    options = {"data": "imagenet", "length": "105ep", "source": f"{paper}; table 4", "init": "kaiming_uniform"}
+    found.append(Preset("imagenet-resnet18-sgd", "imagenet-resnet18", config=_IMAGENET, **options))
+    for net in ("vgg11", "resnet20"):
+        # The text names the code base (OpenLTH) and the sparsities, not the rates: those of ResNet-18 are taken.
+        same = _cifar(0.1, 5e-4)
+        for level in (50, 70, 90, 95, 99):
+            ticket = {"sparsity": level / 100, **_CIFAR_EVENTS}
+            options = {
+                "model": net,
+                "data": "cifar10",
+                "length": "100ep",
+                "source": f"{paper}; table 7, rates not said",
+            }
+            found += _three(f"table7-{net}-{level}", same, same, ticket, **options)[1:]
     for net in ("lstm", "bilstm"):
         sgd, popup = (FitConfig(lr=lr, batch_size=128, momentum=0.9, schedule=PAPER) for lr in (1.0, 2.5))
         ticket = {"sparsity": 0.5, "period": 45, "rate": 1.0}

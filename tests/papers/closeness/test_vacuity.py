@@ -8,7 +8,7 @@ import math
 import pytest
 
 from prunus.errors import BadInput
-from prunus.papers.closeness.vacuity import VacuityRow, vacuity
+from prunus.papers.closeness.vacuity import CONCENTRATION, LATALA1, LAWS, VacuityRow, vacuity
 from prunus.theory import closeness as c
 
 
@@ -149,3 +149,22 @@ def test_rows_are_values() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         row.pruned = 1  # type: ignore[misc]
     assert row == vacuity([64], [3])[0]
+
+
+def test_a_reason_says_the_share_of_the_weights(table: dict[tuple[str, str, int, int], VacuityRow]) -> None:
+    assert table["1'", "u", 1024, 3].reason == f"{100 * 34420 / 1024**2:.2f}% of the weights may be pruned"
+    assert table["1'", "u", 4096, 3].reason == f"{100 * 682182 / 4096**2:.2f}% of the weights may be pruned"
+    assert table["1", "u", 4096, 3].reason.startswith("84 of 16777216 weights may be pruned")
+
+
+def test_theorem_1_uses_the_rate_of_table_2(table: dict[tuple[str, str, int, int], VacuityRow]) -> None:
+    """The rate is that of the 99.99 % quantile at width 512; another would change the width it speaks from."""
+    rate = c.concentration_from_quantile(512, 0.9999)
+    assert pytest.approx(rate, rel=1e-3) == CONCENTRATION
+    row, law = table["1", "u", 1024, 3], LAWS[0]
+    base = {"spread": law.spread, "latala": LATALA1, "concentration": round(rate, 5)}
+    assert row.probability == pytest.approx(c.theorem1_probability(3, 1024, row.exponent, **base), rel=1e-12)
+    least = c.theorem1_width(3, 1.0 - 1e-9, 0.1, 0.05, norm_bound=law.norm_bound, **base)["width"]
+    assert row.log10_required_width == pytest.approx(math.log10(least), abs=1e-6)
+    other = c.theorem1_probability(3, 64, 0.9, **base)
+    assert other < c.theorem1_probability(3, 64, 0.9, **{**base, "concentration": 2 * rate})
