@@ -1,4 +1,4 @@
-"""Writes the index of the claims, README.md, and the errata sheets, from the claims' records and checks.
+"""Writes the index of the claims, README.md, the errata sheets and the pages of formulas, from the claims' records and checks.
 
 Run it after a claim changed: python docs/papers/build.py. A test compares the committed page with `render()`.
 """
@@ -60,20 +60,43 @@ def render() -> str:
     for paper, (title, purpose) in PAPERS.items():
         chosen = [claim for claim in claims.values() if claim.paper == paper]
         name = paper.replace("_", "-")
-        lines += ["", f"## [{title}]({name}.md)", "", f"{purpose} [Errata](errata-{name}.md).", ""]
+        lines += ["", f"## [{title}]({name}.md)", "", f"{purpose} [Formulas and symbols](formulas-{name}.md), [errata](errata-{name}.md).", ""]
         lines += ["| id | result | status | erratum | code |", "|---|---|---|---|---|"]
         for claim in chosen:
             file = Path(claim.function.__module__.replace(".", "/")).with_suffix(".py")
             code = f"[`{claim.name}`](../../src/{file.as_posix()})"
             cells = (claim.id, claim.title, claim.status, claim.erratum, code)
-            lines.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
+            lines.append(f"| {' | '.join(_cell(cell) for cell in cells)} |")
     return "\n".join(lines) + "\n"
 
 
+def formulas(paper: str) -> str:
+    """The page of a paper's claims: formula, symbols, and where the code is."""
+    title, purpose = PAPERS[paper]
+    name = paper.replace("_", "-")
+    lines = [f"# Formulas: {title}", "", f"{purpose} [Explained]({name}.md), [errata](errata-{name}.md)."]
+    for claim in claims.values():
+        if claim.paper != paper:
+            continue
+        module = Path(claim.function.__module__.replace(".", "/")).with_suffix(".py").as_posix()
+        lines += ["", f"## {claim.id}", "", f"{claim.title}. {claim.source}; {claim.status}.", ""]
+        lines += ["$$", claim.formula, "$$", "", "| symbol | meaning |", "|---|---|"]
+        lines += [f"| `{key}` | {_cell(meaning)} |" for key, meaning in claim.arguments.items()]
+        lines += [f"| `{key}` (result) | {_cell(meaning)} |" for key, meaning in claim.returns.items()]
+        lines += ["", f"Code: [`{claim.name}`](../../src/{module})."]
+    return "\n".join(lines) + "\n"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", chr(92) + "|")
+
+
 def pages() -> dict[str, str]:
-    """Names and texts of all pages that are written here: index, statements, errata sheets."""
-    sheets = {f"errata-{paper.replace('_', '-')}.md": sheet(paper) for paper in PAPERS}
-    return {"README.md": render(), "statements.md": statements_page(), **sheets}
+    """Names and texts of all pages that are written here: index, statements, errata sheets, formulas."""
+    names = {paper: paper.replace("_", "-") for paper in PAPERS}
+    sheets = {f"errata-{name}.md": sheet(paper) for paper, name in names.items()}
+    listed = {f"formulas-{name}.md": formulas(paper) for paper, name in names.items()}
+    return {"README.md": render(), "statements.md": statements_page(), **sheets, **listed}
 
 
 def main() -> None:

@@ -16,6 +16,9 @@ def test_every_record_is_complete_and_has_its_function():
         assert claim.status in STATUSES
         assert claim.returns
         assert claim.cases, f"{name} has no reference value"
+        assert claim.formula, f"{name} has no formula"
+        assert claim.formula.count("{") == claim.formula.count("}"), f"{name}: braces"
+        assert claim.formula.count(r"\left") == claim.formula.count(r"\right"), f"{name}: brackets"
         assert callable(claim.function)
         assert claim.printed_function is not None or not claim.printed_returns
         assert not claim.erratum or claim.erratum.endswith(".")

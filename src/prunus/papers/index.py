@@ -1,8 +1,9 @@
 """The index of claims: every computable result of the papers, by its ledger id.
 
 A claim's record (title, source, status, erratum, arguments, returns, reference cases) stands in `claims.toml` in the
-folder of its paper; its formula is the function decorated with `@claim(id)`. Where the published formula differs, the
-function decorated with `@printed(id)` computes what the paper says, so that both can be compared.
+folder of its paper, its formula in LaTeX in `formulas.toml`; the function decorated with `@claim(id)` computes it.
+Where the published formula differs, the function decorated with `@printed(id)` computes what the paper says, so that
+both can be compared.
 """
 
 from __future__ import annotations
@@ -63,6 +64,7 @@ class Claim:
     returns: Mapping[str, str]
     printed_returns: Mapping[str, str] = field(default_factory=dict)
     cases: tuple[Case, ...] = ()
+    formula: str = ""
 
     @cached_property
     def function(self) -> Callable[..., Any]:
@@ -122,9 +124,10 @@ class Claims(Mapping[str, Claim]):
     def _records(self) -> dict[str, Claim]:
         records: dict[str, Claim] = {}
         for paper in PAPERS:
-            text = (resources.files("prunus.papers") / paper / "claims.toml").read_text("utf8")
-            for entry in tomllib.loads(text)["claim"]:
-                records[entry["id"]] = _read(entry, paper)
+            folder = resources.files("prunus.papers") / paper
+            formulas = tomllib.loads((folder / "formulas.toml").read_text("utf8"))
+            for entry in tomllib.loads((folder / "claims.toml").read_text("utf8"))["claim"]:
+                records[entry["id"]] = _read(entry, paper, formulas[entry["id"]])
         return dict(sorted(records.items(), key=lambda item: _order(item[0])))
 
     def __getitem__(self, key: str) -> Claim:
@@ -199,9 +202,9 @@ def _numeric(value: Any) -> bool:
     return isinstance(value, (numbers.Real, np.ndarray))
 
 
-def _read(entry: dict[str, Any], paper: str) -> Claim:
+def _read(entry: dict[str, Any], paper: str, formula: str) -> Claim:
     cases = tuple(Case(**case) for case in entry.pop("case", ()))
-    return Claim(printed_returns=entry.pop("printed", {}), cases=cases, paper=paper, **entry)
+    return Claim(printed_returns=entry.pop("printed", {}), cases=cases, paper=paper, formula=formula, **entry)
 
 
 def _order(identifier: str) -> tuple[str, int, str]:
