@@ -81,8 +81,8 @@ def _all() -> list[Preset]:
         ticket = {"sparsity": 0.7, "period": 1000, "rate": 0.1}
         options = {"model": model, "data": "imagenet", "length": "105ep", "source": f"{paper}; table 9"}
         found += _three(f"imagenet-{net}", _IMAGENET, _IMAGENET, ticket, **options)
-    options = {"data": "imagenet", "length": "105ep", "source": f"{paper}; table 4", "init": "kaiming_uniform"}
-    found.append(Preset("imagenet-resnet18-sgd", "imagenet-resnet18", config=_IMAGENET, **options))
+    dense = ("imagenet-resnet18-sgd", "imagenet-resnet18", "imagenet", "105ep")
+    found.append(Preset(*dense, _IMAGENET, f"{paper}; table 4", init="kaiming_uniform"))
     for net in ("vgg11", "resnet20"):
         # The text names the code base (OpenLTH) and the sparsities, not the rates: those of ResNet-18 are taken.
         same = _cifar(0.1, 5e-4)

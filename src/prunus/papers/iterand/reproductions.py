@@ -237,7 +237,8 @@ def imdb_bilstm(
     width: float = 0.5,
 ) -> list[dict[str, Any]]:
     """As `imdb_lstm`, with the bidirectional network."""
-    return imdb_lstm(seed, folder, reviews, tests, words, epochs, width, network="bilstm")
+    rows: list[dict[str, Any]] = imdb_lstm(seed, folder, reviews, tests, words, epochs, width, network="bilstm")
+    return rows
 
 
 @reproduction(
