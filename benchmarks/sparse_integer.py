@@ -1,9 +1,12 @@
 """Prune or quantise? Linear layers by shape, tokens and sparsity: integer products against dense int8 and float32.
 
-One thread, interleaved, processor time. "int8 dense" is the fastest of ONNX Runtime (dynamic, inputs and outputs bound)
-and torch; "fp32 dense" the fastest of F.linear, oneDNN and MKL with packed weights, ONNX Runtime and OpenVINO. Columns
-are how many times faster a candidate is than the best fp32 dense; errors are relative, on normal inputs. "load" is the
-machine's load average when the row was measured: above one, trust the ratios only.
+One thread, all candidates of a row interleaved, processor time. "int8 dense" is the fastest of ONNX Runtime (dynamic,
+and calibrated on the very inputs; inputs and outputs bound), OpenVINO and torch; "fp32 dense" the fastest of F.linear,
+oneDNN and MKL with packed weights, ONNX Runtime and OpenVINO. "int8 dense", "fp32 50%" and so on are how many times
+faster a candidate is than the best fp32 dense, "50% / int8" how many times faster integers are than the best int8
+dense. Errors are relative, on normal inputs; ours include the rounding of the weights. "limit" is the share of the
+machine's rate of byte products (twice that of multiply-adds) that integers at 90 % reach; "load" the machine's load
+average when the row was measured: above one, trust the ratios only.
 """
 
 from __future__ import annotations
@@ -12,48 +15,59 @@ import os
 from typing import Any
 
 import torch
+from torch.nn import functional
 
 from benchmarks.sparse_linear import balanced
-from prunus.sparse.bench import INTEGER, bench_linear
+from prunus import timing
+from prunus.sparse import BalancedLinear, pack
+from prunus.sparse._peers import find_peers, output_error
+from prunus.sparse.bench import _prepacked_linear, _with_weight
+from prunus.sparse.machine import limits
 
 SHAPES = ((384, 384), (1536, 384), (1024, 1024), (3072, 768), (5632, 2048), (11008, 4096))
-PEERS = ("onnx", "openvino", "onnx int8", "torch int8")
+TOKENS = (1, 32, 128, 512)
+SPARSITIES = (0.5, 0.75, 0.9)
+PEERS = ("onnx", "openvino", "onnx int8", "onnx int8 static", "openvino int8", "torch int8")
 
 
 def run(quick: bool) -> list[dict[str, Any]]:
     torch.set_num_threads(1)
-    table = []
-    for rows, cols in SHAPES[:3] if quick else SHAPES:
-        large = rows * cols > 8 << 20
-        for tokens in (1, 32) if quick or large else (1, 32, 128, 512):
-            table.append(_row(rows, cols, tokens, 5 if quick or large else 9))
-    return table
+    shapes = SHAPES[:3] if quick else SHAPES
+    return [_row(rows, cols, tokens, quick) for rows, cols in shapes for tokens in (TOKENS[:2] if quick else TOKENS)]
 
 
-def _row(rows: int, cols: int, tokens: int, repeats: int) -> dict[str, Any]:
-    row: dict[str, Any] = {"out x in": f"{rows}x{cols}", "tokens": tokens}
-    for number, sparsity in enumerate((0.5, 0.75, 0.9)):
-        weight = balanced(rows, cols, sparsity)
-        result = bench_linear(weight, tokens, peers=PEERS if number == 1 else (), repeats=repeats)
-        dense = min(seconds for name, seconds in result.seconds.items() if name.startswith("dense"))
-        if number == 1:  # the engines are timed beside 75 %, and their ratio to F.linear carries over
-            gain = dense / result.seconds["dense"]
-            quantised = {name: seconds for name, seconds in result.seconds.items() if name.startswith("int8")}
-            int8 = min(quantised, key=lambda name: quantised[name]) if quantised else ""
-            best = quantised.get(int8, float("nan"))
-            row["int8 dense"], row["which"] = round(dense / best, 2), int8.removeprefix("int8, ")
-            row["int8 error"] = round(result.errors.get(int8, float("nan")), 4)
-            row["integers at 75 % / int8"] = round(best / result.seconds[INTEGER], 2)
-            row["gain"] = gain
-        name = f"{sparsity:.0%}"
-        row[f"ours {name}"] = (
-            result.seconds["dense"] / result.seconds["ours"],
-            result.seconds["dense"] / result.seconds[INTEGER],
-        )
-        row[f"error {name}"] = round(result.errors[INTEGER], 4)
-    gain = row.pop("gain")
-    for name in ("50%", "75%", "90%"):
-        plain, integer = row.pop(f"ours {name}")
-        row[f"fp32 {name}"], row[f"integers {name}"] = round(plain * gain, 2), round(integer * gain, 2)
+def _row(rows: int, cols: int, tokens: int, quick: bool) -> dict[str, Any]:
+    x = torch.randn(tokens, cols, generator=torch.Generator().manual_seed(0))
+    dense = balanced(rows, cols, 0.0)
+    runs: dict[str, Any] = {"dense": lambda: functional.linear(x, dense), **_prepacked_linear(dense, x)}
+    runs |= find_peers(_with_weight(torch.nn.Linear(cols, rows, bias=False), dense), (x,), PEERS)
+    kept = {}
+    for sparsity in SPARSITIES:
+        weight, name = balanced(rows, cols, sparsity), f"{sparsity:.0%}"
+        plain = BalancedLinear(pack(weight))
+        integer = BalancedLinear(pack(weight, None, torch.int8), activations=torch.int8)
+        runs[f"fp32 {name}"] = lambda layer=plain: layer(x)
+        runs[f"integers {name}"] = lambda layer=integer: layer(x)
+        kept[name] = plain.packed.kept
+    large = rows * cols * tokens > 1 << 27
+    with torch.no_grad():
+        outputs = {name: run() for name, run in runs.items()}
+        samples = timing.interleave(runs, 5 if quick or large else 9, 4e-3, timing.clock_for(1))
+    seconds = {name: timing.median(values) for name, values in samples.items()}
+    best = {
+        kind: min((n for n in seconds if n.startswith(kind)), key=seconds.__getitem__) for kind in ("dense", "int8")
+    }
+    fastest, quantised = seconds[best["dense"]], seconds[best["int8"]]
+    row: dict[str, Any] = {"out x in": f"{rows}x{cols}", "tokens": tokens, "fp32 dense": best["dense"]}
+    row["microseconds"] = round(1e6 * fastest, 1)
+    row["int8 dense"], row["which"] = round(fastest / quantised, 2), best["int8"].removeprefix("int8")
+    row["int8 error"] = round(output_error(outputs[best["int8"]], outputs["dense"]), 4)
+    for name in kept:
+        row[f"fp32 {name}"] = round(fastest / seconds[f"fp32 {name}"], 2)
+        row[f"integers {name}"] = round(fastest / seconds[f"integers {name}"], 2)
+        row[f"{name} / int8"] = round(quantised / seconds[f"integers {name}"], 2)
+        row[f"error {name}"] = round(output_error(outputs[f"integers {name}"], outputs[f"fp32 {name}"]), 4)
+    row["limit"] = round(kept["90%"] * tokens / limits().flops / seconds["integers 90%"], 2)
+    row["spread"] = round(max(timing.spread(samples[name]) for name in samples if name.startswith("integers")), 3)
     row["load"] = round(os.getloadavg()[0], 1)
     return row

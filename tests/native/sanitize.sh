@@ -26,7 +26,7 @@ case $common in *EMULATE*) vnni="$source/kernels/integer_avx512_vnni $source/ker
 objects=
 for unit in "$here/kernels_check" "$source/kernels/pack" "$source/kernels/linear" "$source/kernels/conv" \
     "$source/kernels/places" "$source/kernels/program" "$source/kernels/pool" "$source/kernels/portable" "$source/kernels/avx2" "$source/kernels/avx512" \
-    "$source/kernels/integer" "$source/kernels/integer_portable" "$source/kernels/integer_avx2" \
+    "$source/kernels/integer" "$source/kernels/integer_program" "$source/kernels/integer_portable" "$source/kernels/integer_avx2" \
     "$source/kernels/block" "$source/kernels/block_portable" "$source/kernels/block_avx2" $vnni; do
     flags=
     case $unit in

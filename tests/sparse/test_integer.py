@@ -18,25 +18,9 @@ from prunus.sparse._ops import INTEGER, run_linear
 from prunus.sparse._packed import BANKS, Packed
 from prunus.sparse._plan import plan_of
 from support import scale
-from support.kernels import each_level
+from support.kernels import draw, each_level, matrix
 
 level = each_level()
-
-
-def draw(generator: torch.Generator, most: int) -> int:
-    return int(torch.randint(0, most + 1, (1,), generator=generator))
-
-
-def matrix(generator: torch.Generator, rows: int, cols: int) -> torch.Tensor:
-    """Balanced with 1 to 16 of 16 kept, by bank or everywhere alike, or free."""
-    weight, noise = torch.randn(rows, cols, generator=generator), torch.rand(rows, cols, generator=generator)
-    kind = draw(generator, 2)
-    if kind == 0:
-        return weight * (noise < torch.rand(1, generator=generator))
-    parts, keep = [], draw(generator, 16)
-    for part in noise.split(16, dim=1):
-        parts.append(part.argsort(1).argsort(1) < (keep if kind == 1 else draw(generator, 8)))
-    return weight * torch.cat(parts, 1) if parts else weight
 
 
 def oracle(packed: Packed, x: torch.Tensor, bias: torch.Tensor | None, relu: bool) -> np.ndarray:

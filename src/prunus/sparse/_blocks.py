@@ -189,8 +189,8 @@ class NativeForward:
         return self._native is not None
 
     def _build(self, parts: Parts | None, watch: Any) -> None:
-        if parts is None:
-            return
+        if parts is None or any(layer is not None and layer.ends() is not None for layer in parts.layers):
+            return  # native blocks measure the range of each token
         tensors = list(parts.tensors())
         plain = all(t is None or (t.dtype == torch.float32 and t.is_contiguous() and t.is_cpu) for t in tensors)
         layers = [None if layer is None else layer.packed for layer in parts.layers]

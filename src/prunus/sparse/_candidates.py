@@ -179,25 +179,26 @@ def _pair(value: Any) -> tuple[int, int]:
 
 
 def replacement(
-    name: str, model: nn.Module, found: Candidates, norm: nn.Module | None, dtype: torch.dtype | None, **linear: Any
+    name: str, model: nn.Module, found: Candidates, norm: nn.Module | None, dtype: torch.dtype | None, **inputs: Any
 ) -> nn.Module:
     """The packed layer that computes what the layer computes (and its batch norm); refuses what cannot be packed.
 
-    `linear` are further arguments for linear layers: `permutation`, `activations`.
+    `inputs` are further arguments for linear layers and convolutions: `activations`, `span`, and for linear layers
+    `permutation`.
     """
     layer = found.layers[name]
     border = next(layer.parameters()).dtype
     if dtype is None and border == torch.bfloat16:
         dtype = torch.bfloat16  # exact, and half the space
     try:
-        new = _packed(name, layer, found, norm, dtype, linear)
+        new = _packed(name, layer, found, norm, dtype, inputs)
     except BadInput as error:
         raise BadInput(f"Layer {name!r} cannot be packed. {error}") from error
     return Cast(new, border) if border in NARROW else new
 
 
 def _packed(
-    name: str, layer: nn.Module, found: Candidates, norm: nn.Module | None, dtype: torch.dtype | None, linear: Any
+    name: str, layer: nn.Module, found: Candidates, norm: nn.Module | None, dtype: torch.dtype | None, inputs: Any
 ) -> nn.Module:
     if isinstance(layer, nn.MultiheadAttention):
         return SparseAttention.from_dense(layer, dtype)
@@ -206,15 +207,15 @@ def _packed(
             return sparse.from_dense(layer, dtype)  # type: ignore[attr-defined, no-any-return]
     if not isinstance(layer, nn.Conv2d):
         weight: Tensor = layer.weight.detach().float()  # type: ignore[operator]
-        order = linear.get("permutation")
+        order = inputs.get("permutation")
         weight = weight.t().contiguous() if is_conv1d(layer) else weight
         packed = pack(weight if order is None else weight[:, order], None, dtype)
-        return BalancedLinear(packed, _float(layer.bias), **linear)
+        return BalancedLinear(packed, _float(layer.bias), **inputs)
     pad, geometry = found.convolutions.get(name, ((0, 0, 0, 0), None))
     geometry = ConvGeometry.of(layer) if geometry is None else geometry
     both = (layer.weight.detach().float(), _float(layer.bias))
     both = folded(layer, norm) if isinstance(norm, nn.BatchNorm2d) else both
-    conv = SparseConv2d(geometry.pack(both[0], layer.groups, None, dtype), geometry, both[1])
+    conv = SparseConv2d(geometry.pack(both[0], layer.groups, None, dtype), geometry, both[1], **inputs)
     return PaddedConv2d(conv, pad) if any(pad) else conv
 
 

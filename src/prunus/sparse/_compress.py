@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from prunus.contract import Masks
 from prunus.errors import BadInput, first_line
+from prunus.sparse._calibrate import find_spans
 from prunus.sparse._candidates import (
     RECURRENT,
     Candidates,
@@ -26,8 +27,9 @@ from prunus.sparse._errors import output_errors
 from prunus.sparse._explain import make_row
 from prunus.sparse._foreign import Cast, PaddedConv2d
 from prunus.sparse._graph import batch_norm_pairs
+from prunus.sparse._integer import check_activations
 from prunus.sparse._measure import Timing, compare, in_turn
-from prunus.sparse._modules import PackedModule, check_activations, check_order
+from prunus.sparse._modules import PackedModule, check_order
 from prunus.sparse._packed import KINDS
 from prunus.sparse._plan import SparsePlan, describe, install, plan_of
 from prunus.sparse._pretrained import offer_save_pretrained
@@ -47,6 +49,7 @@ def compress(
     *,
     fuse: bool = False,
     permutations: Mapping[str, Tensor] | None = None,
+    calibration: Any = None,
 ) -> nn.Module:
     """A copy for inference in which layers with enough zeros run on packed weights.
 
@@ -63,13 +66,18 @@ def compress(
         select: "measured" (replace what gains), "always" (replace whatever can be and is pruned), or {layer: bool} to
             decide for some layers by hand.
         dtype: stores the kept values as torch.float32 (the default), torch.bfloat16 or torch.int8.
-        activations: with torch.int8 the inputs of linear layers are rounded to seven bits, token by token, and
-            multiplied with int8 weights as integers: up to three times as fast as float32; `explain` states the error
-            of each layer's output on the example.
+        activations: with torch.int8 the inputs of linear layers and convolutions are rounded to seven bits over the
+            range of each token (of a convolution: each image), and multiplied with int8 weights as integers: for
+            linear layers up to three times as fast as float32; `explain` states the error of each layer's output on
+            the example.
         fuse: ReLUs and residual sums run inside the layer before them, and the copy is a `torch.fx` graph where the
             model can be traced, whose inner results live in memory that is used again; blocks of transformers (BERT
             and its relatives, Llama, Mistral, Qwen2) whose layers are all packed run by one call.
         permutations: orders of columns by layer, as `find_permuted_masks` gives them.
+        calibration: with `activations`, data like those the model will meet (a batch of inputs, a data set, a list of
+            batches: what `prunus.adapters.batches` reads; up to 512 samples, labels ignored). The ranges of all inputs
+            are then fixed beforehand, where the squared error is least; what lies outside is clipped. Fixed ranges let
+            runs of convolutions hand bytes to each other. Without it ranges are measured at every call.
 
     Returns:
         The copy.
@@ -87,6 +95,8 @@ def compress(
     """
     dtype = torch.int8 if dtype is None and activations is not None else dtype
     _check_arguments(model, masks, select, dtype, activations)
+    if calibration is not None and activations is None:
+        raise BadInput("Calibration data serve integer products: give activations=torch.int8 with them.")
     example = None if example is None else as_example(example)
     try:
         work = sharing(model).eval()
@@ -101,7 +111,8 @@ def compress(
     found = find(work)
     shapes, foreign = _shapes(work, found.layers, example)
     read_own_forwards(found, shapes)
-    tried = _try_layers(work, found, shapes, foreign, select, dtype, activations, permutations)
+    spans = {} if calibration is None else find_spans(work, found.layers, calibration)
+    tried = _try_layers(work, found, shapes, foreign, select, dtype, activations, permutations, spans)
     norms = {one.name: one.norm for one in tried if one.norm}
     if example is not None and dtype not in (None, torch.float32):
         folded_norms = {name: work.get_submodule(norm) for name, norm in norms.items()}
@@ -126,6 +137,7 @@ def _try_layers(
     dtype: torch.dtype | None,
     activations: torch.dtype | None,
     permutations: Mapping[str, Tensor] | None,
+    spans: Mapping[str, Tensor],
 ) -> list[_Tried]:
     """Pack every layer that has enough zeros, and time it against the dense one."""
     layers = found.layers
@@ -153,10 +165,12 @@ def _try_layers(
             tried.append(_Tried(name, layer, None, None, False, False, why=why))
             continue
         norm = work.get_submodule(pairs[name]) if name in pairs else None
-        linear = {}
-        if not isinstance(layer, (nn.Conv2d, nn.MultiheadAttention, *RECURRENT)):
-            linear = {"permutation": orders.get(name), "activations": activations}
-        packed = replacement(name, work, found, norm, dtype, **linear)
+        inputs: dict[str, Any] = {}
+        if not isinstance(layer, (nn.MultiheadAttention, *RECURRENT)):
+            inputs = {"activations": activations, "span": spans.get(name)}
+        if inputs and not isinstance(layer, nn.Conv2d):
+            inputs["permutation"] = orders.get(name)
+        packed = replacement(name, work, found, norm, dtype, **inputs)
         share_packed(packed, layer, norm, same)
         timing = _time(layer, norm, packed, shapes.get(name), sparsity, held - _bytes(layer), found)
         sure = decision in ("always", "all") or timing.gains
@@ -321,6 +335,7 @@ def _time(
         dense, ours = _Attending(layer, widths), _Attending(packed, widths)
     parts = [part for part in packed.modules() if isinstance(part, PackedModule)]
     formats = tuple((part.bank, tuple(part.values.shape), part.values.dtype) for part in parts)
-    extras = (getattr(packed, "permutation", None) is not None, getattr(packed, "activations", None), type(packed))
+    extras: tuple[Any, ...] = (getattr(packed, "permutation", None) is not None, type(packed))
+    extras = (*extras, *((part.activations, part.span is None) for part in parts))
     key = (kind, next(layer.parameters()).dtype, norm is None, formats, extras, round(sparsity, 2))
     return compare(dense, ours, shape, key, around)

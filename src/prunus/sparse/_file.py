@@ -21,7 +21,7 @@ from prunus.errors import BadFile, BadInput
 from prunus.layers import is_conv1d
 from prunus.sparse._channels import apply_shapes
 from prunus.sparse._geometry import ConvGeometry
-from prunus.sparse._plan import VERSION, SparsePlan, build, install, plan_of
+from prunus.sparse._plan import CALIBRATED, VERSION, SparsePlan, build, install, plan_of
 
 KIND = "sparse model"
 
@@ -163,8 +163,9 @@ def _read(path: Path) -> tuple[SparsePlan, dict[str, Tensor], dict[str, str]]:
     tensors, record = storage.read_tensors(path, KIND)
     try:
         plan, shared = record["plan"], dict(record["shared"])
-        if plan["version"] != VERSION:
-            raise BadFile(f"The file {path} has version {plan['version']}; this Prunus reads version {VERSION}.")
+        if plan["version"] not in (VERSION, CALIBRATED):
+            known = f"versions {VERSION} and {CALIBRATED}"
+            raise BadFile(f"The file {path} has version {plan['version']}; this Prunus reads {known}.")
         if any(first not in tensors for first in shared.values()):
             raise ValueError("a shared tensor is missing")
         for name in record.get("stored", {}):

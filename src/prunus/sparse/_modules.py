@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 from prunus._torch import dispatch_modes, is_tracing, transformed
 from prunus.errors import BadInput
-from prunus.sparse import _ops
+from prunus.sparse import _integer_ops, _ops
 from prunus.sparse._geometry import ConvGeometry
-from prunus.sparse._integer import check_integer
+from prunus.sparse._integer import Span, check_activations, check_integer
 from prunus.sparse._packed import Packed, pack
 from prunus.sparse._weight import PackedWeight
 
@@ -38,11 +38,6 @@ def check_order(permutation: Tensor, columns: int) -> None:
         raise BadInput(f"A permutation of {columns} columns must name each of them once.")
 
 
-def check_activations(activations: Any) -> None:
-    if activations not in (None, torch.int8):
-        raise BadInput(f"Inputs can be quantised to torch.int8 or left as they are (None), not {activations}.")
-
-
 def _addresses(packed: Packed) -> tuple[int, int, int]:
     scale = packed.scale
     return packed.values.data_ptr(), packed.index.data_ptr(), 0 if scale is None else scale.data_ptr()
@@ -56,8 +51,18 @@ class PackedModule(nn.Module):
     bias: nn.Parameter | None
     activations: torch.dtype | None = None
 
-    def __init__(self, packed: Packed, bias: Tensor | None) -> None:
+    def __init__(
+        self,
+        packed: Packed,
+        bias: Tensor | None,
+        activations: torch.dtype | None = None,
+        span: Tensor | None = None,
+    ) -> None:
         super().__init__()
+        check_activations(activations, span)
+        if activations is not None:
+            check_integer(packed)
+        self.activations = activations
         if bias is not None and tuple(bias.shape) != (packed.rows,):
             raise BadInput(f"The bias of a layer with {packed.rows} outputs cannot have shape {tuple(bias.shape)}.")
         self.rows, self.cols, self.bank = packed.rows, packed.cols, packed.bank
@@ -66,8 +71,12 @@ class PackedModule(nn.Module):
             self.register_buffer(field, tensors.get(field))
         parameter = None if bias is None else nn.Parameter(bias.detach().to(torch.float32).clone())
         self.register_parameter("bias", parameter)
+        self.register_buffer("span", None if span is None else span.detach().clone())
         self._view: Packed | None = None
         self._where = (0, 0, 0)
+        self._ends: tuple[Any, Span] | None = None
+        if span is not None and not span.is_meta:
+            self.ends()
 
     @property
     def packed(self) -> Packed:
@@ -86,6 +95,20 @@ class PackedModule(nn.Module):
     def integer(self) -> bool:
         """Whether inputs are quantised, so that products are integers."""
         return self.activations is not None
+
+    def ends(self) -> Span | None:
+        """Between which numbers inputs are quantised; None: over the range of each token, or image."""
+        span = self._buffers["span"]
+        if span is None:
+            return None
+        known = self._ends
+        if known is not None and (torch.compiler.is_compiling() or type(span) is not Tensor):
+            return known[1]  # what is traced holds no numbers
+        stamp = (span.data_ptr(), 0 if span.is_inference() else span._version)
+        if known is None or known[0] != stamp or span.is_inference():
+            low, high = span.tolist()
+            self._ends = known = (stamp, (low, high))
+        return known[1]
 
     @property
     def weight(self) -> PackedWeight:
@@ -151,7 +174,8 @@ class BalancedLinear(PackedModule):
 
     The weights are frozen; gradients flow to the inputs and the bias. With a `permutation` the columns were packed in
     that order and the inputs are read in it. With `activations=torch.int8` the inputs of each token are quantised to
-    seven bits and the products are integers; gradients pass through the rounding as if it were not there.
+    seven bits and the products are integers; gradients pass through the rounding as if it were not there. The range of
+    a token is its own, or for all tokens that of `span` (two numbers), beyond which inputs are clipped.
 
     Example:
         >>> dense = torch.nn.Linear(64, 16)
@@ -171,12 +195,10 @@ class BalancedLinear(PackedModule):
         relu: bool = False,
         permutation: Tensor | None = None,
         activations: torch.dtype | None = None,
+        span: Tensor | None = None,
     ) -> None:
-        super().__init__(packed, bias)
-        check_activations(activations)
-        if activations is not None:
-            check_integer(packed)
-        self.relu, self.activations = relu, activations
+        super().__init__(packed, bias, activations, span)
+        self.relu = relu
         if permutation is not None:
             check_order(permutation, packed.cols)
         self.register_buffer("permutation", permutation)
@@ -214,12 +236,17 @@ class BalancedLinear(PackedModule):
         if order is not None:
             x = x.index_select(-1, order)
         if self.plain(x):
+            ends = self.ends()
+            if ends is not None:
+                return _integer_ops.run_linear(self.packed, x, self._parameters["bias"], self.relu, ends)
             choice = _ops.INTEGER if self.integer else _ops.AUTOMATIC
             return _ops.run_linear(self.packed, x, self._parameters["bias"], self.relu, choice)
         if not torch.compiler.is_compiling() and transformed():
             return _ops.dense_linear(self.packed, x, self.bias, self.relu)
-        shape = (self.rows, self.cols, self.bank, self.relu, self.integer)
-        return cast("Tensor", torch.ops.prunus.sparse_linear(x, self.bias, self.tensors(), *shape))
+        shape, ends = (self.rows, self.cols, self.bank, self.relu), self.ends()
+        if ends is not None:
+            return cast("Tensor", torch.ops.prunus.integer_linear(x, self.bias, self.tensors(), *shape, *ends))
+        return cast("Tensor", torch.ops.prunus.sparse_linear(x, self.bias, self.tensors(), *shape, self.integer))
 
     def extra_repr(self) -> str:
         return (
@@ -233,7 +260,8 @@ class SparseConv2d(PackedModule):
     """A 2-D convolution on packed weights, float32: (n, in, h, w) -> (n, out, h', w').
 
     `forward(x, other)` adds `other` to the result before the activation: the sum of a residual block. The weights are
-    frozen; gradients flow to the inputs, to `other` and to the bias.
+    frozen; gradients flow to the inputs, to `other` and to the bias. With `activations=torch.int8` the inputs of each
+    image are quantised to seven bits, over the image's own range or that of `span`, and the products are integers.
 
     Example:
         >>> dense = torch.nn.Conv2d(16, 16, 3, padding=1)
@@ -244,17 +272,32 @@ class SparseConv2d(PackedModule):
         True
     """
 
-    def __init__(self, packed: Packed, geometry: ConvGeometry, bias: Tensor | None = None, relu: bool = False) -> None:
-        super().__init__(packed, bias)
+    def __init__(
+        self,
+        packed: Packed,
+        geometry: ConvGeometry,
+        bias: Tensor | None = None,
+        relu: bool = False,
+        activations: torch.dtype | None = None,
+        span: Tensor | None = None,
+    ) -> None:
+        super().__init__(packed, bias, activations, span)
         self.geometry, self.relu = geometry, relu
         if packed.rows != geometry.outputs or packed.cols != geometry.columns(packed.bank):
             raise BadInput(f"A packed matrix of {packed.rows} x {packed.cols} does not fit the convolution {geometry}.")
 
     @classmethod
-    def from_dense(cls, conv: nn.Conv2d, bank: int | None = None, dtype: torch.dtype | None = None) -> SparseConv2d:
+    def from_dense(
+        cls,
+        conv: nn.Conv2d,
+        bank: int | None = None,
+        dtype: torch.dtype | None = None,
+        activations: torch.dtype | None = None,
+    ) -> SparseConv2d:
         """Pack what is not zero in `conv.weight`; groups become zeros between them."""
         geometry = ConvGeometry.of(conv)
-        return cls(geometry.pack(conv.weight, conv.groups, bank, dtype), geometry, conv.bias)
+        packed = geometry.pack(conv.weight, conv.groups, bank, dtype)
+        return cls(packed, geometry, conv.bias, activations=activations)
 
     def _weight_shape(self) -> tuple[int, ...]:
         return (self.geometry.outputs, self.geometry.inputs, *self.geometry.kernel)
@@ -303,16 +346,19 @@ class SparseConv2d(PackedModule):
 
     def _run(self, x: Tensor, other: Tensor | None, relu: bool) -> Tensor:
         if self.plain(x) and (other is None or self.plain(other)):
-            return _ops.run_conv2d(self.packed, self.geometry, x, self._parameters["bias"], other, relu)
+            bias = self._parameters["bias"]
+            if self.activations is not None:
+                return _integer_ops.run_conv2d(self.packed, self.geometry, x, bias, other, relu, self.ends())
+            return _ops.run_conv2d(self.packed, self.geometry, x, bias, other, relu)
         if not torch.compiler.is_compiling() and transformed():
             return _ops.dense_conv2d(self.packed, self.geometry, x, self.bias, other, relu)
+        arguments = (x, self.bias, other, self.tensors(), self.rows, self.cols, self.bank, relu)
         numbers = self.geometry.numbers()
-        return cast(
-            "Tensor",
-            torch.ops.prunus.sparse_conv2d(
-                x, self.bias, other, self.tensors(), self.rows, self.cols, self.bank, relu, numbers
-            ),
-        )
+        if self.activations is not None:
+            ends = list(self.ends() or ())
+            return cast("Tensor", torch.ops.prunus.integer_conv2d(*arguments, numbers, ends))
+        return cast("Tensor", torch.ops.prunus.sparse_conv2d(*arguments, numbers))
 
     def extra_repr(self) -> str:
-        return f"{self.geometry}, bank={self.bank}, values={str(self.values.dtype).removeprefix('torch.')}"
+        kind = str(self.values.dtype).removeprefix("torch.")
+        return f"{self.geometry}, bank={self.bank}, values={kind}" + (", integer products" if self.integer else "")

@@ -100,6 +100,19 @@ class Packed:
             raise BadInput(f"The packed weight of {self.rows} x {self.cols} does not fit together: {wrong}.")
         return view
 
+    @cached_property
+    def integer_weight(self) -> Any:
+        """The same weights in the order of the integer kernels; holds no addresses."""
+        if self.layer is None:
+            return None
+        fields = (self.values, self.index, self.schedule, self.starts, self.scale)
+        return kernels().IntegerWeight(self.rows, self.cols, self.bank, *(tensor.data_ptr() for tensor in fields))  # type: ignore[union-attr]
+
+    @cached_property
+    def programs(self) -> dict[Any, Any]:
+        """Convolutions on this weight that are ready to run, by all that they depend on."""
+        return {}
+
     def _checked(self) -> tuple[Any, str]:
         """The native view, or what is wrong with the tensors."""
         wrong = _shape_problem(self)

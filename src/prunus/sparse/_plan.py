@@ -19,6 +19,8 @@ from prunus.sparse._recurrent import SparseGRU, SparseGRUCell, SparseLSTM, Spars
 from prunus.sparse._transformers import run_models_natively
 
 VERSION = 1
+CALIBRATED = 2  # files with integer convolutions or calibrated inputs, which version 1 would read as something else
+INPUTS = {None: (None, False), "int8": (torch.int8, False), "int8, calibrated": (torch.int8, True)}
 ATTRIBUTE = "prunus_plan"
 
 
@@ -67,7 +69,7 @@ class SparsePlan:
     rows: list[StoredLayer] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
-        return {"version": VERSION, **asdict(self)}
+        return {"version": CALIBRATED if _needs_later(self.layers) else VERSION, **asdict(self)}
 
     @classmethod
     def from_dict(cls, record: dict[str, Any]) -> SparsePlan:
@@ -75,6 +77,17 @@ class SparsePlan:
             StoredLayer(**{**row, "shape": tuple(row["shape"]) if row["shape"] else None}) for row in record["rows"]
         ]
         return cls(dict(record["layers"]), list(record["folded"]), bool(record["fused"]), dict(record["shapes"]), rows)
+
+
+def _needs_later(spec: Any) -> bool:
+    """Whether something in the description of layers is unknown to version 1."""
+    if isinstance(spec, list):
+        return any(_needs_later(part) for part in spec)
+    if not isinstance(spec, dict):
+        return False
+    inputs = spec.get("activations")
+    own = inputs == "int8, calibrated" or (inputs is not None and spec.get("kind") == "conv2d")
+    return own or any(_needs_later(part) for part in spec.values())
 
 
 def plan_of(model: nn.Module) -> SparsePlan:
@@ -109,7 +122,7 @@ def describe(module: nn.Module) -> dict[str, Any]:
     spec["bias"] = module.bias is not None
     if isinstance(module, BalancedLinear):
         spec["permuted"] = module.permutation is not None
-        spec["activations"] = None if module.activations is None else "int8"
+    spec["activations"] = None if not module.integer else "int8" if module.span is None else "int8, calibrated"
     if isinstance(module, SparseConv2d):
         spec |= {"kind": "conv2d", "geometry": module.geometry.numbers()}
     return spec
@@ -167,15 +180,19 @@ def _build_packed(spec: dict[str, Any], tensors: dict[str, Tensor]) -> PackedMod
     if not problem and spec["kind"] == "conv2d":
         geometry = ConvGeometry.from_numbers([int(number) for number in spec["geometry"]])
         problem = geometry.problem()
-        if not problem:
-            return SparseConv2d(packed, geometry, bias)
     if problem:
         raise BadInput(problem)
     kind = spec.get("activations")
-    if kind not in (None, "int8"):
+    if kind not in INPUTS:
         raise BadInput(f"its inputs are to be {kind!r}, which is unknown")
+    activations, calibrated = INPUTS[kind]
+    if calibrated and "span" not in tensors:
+        raise BadInput("the span of its inputs is missing")
+    inputs = {"activations": activations, "span": tensors["span"] if calibrated else None}
+    if spec["kind"] == "conv2d":
+        return SparseConv2d(packed, geometry, bias, **inputs)  # type: ignore[arg-type]
     order = tensors["permutation"] if permuted else None
-    return BalancedLinear(packed, bias, permutation=order, activations=None if kind is None else torch.int8)
+    return BalancedLinear(packed, bias, permutation=order, **inputs)  # type: ignore[arg-type]
 
 
 def install(model: nn.Module, plan: SparsePlan, modules: dict[str, nn.Module]) -> nn.Module:

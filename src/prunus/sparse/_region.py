@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional
 
+from prunus.sparse._integer_ops import add_conv
 from prunus.sparse._modules import SparseConv2d, uncast
 from prunus.sparse._ops import check_bias
 from prunus.sparse._packed import Packed, kernels
@@ -47,6 +48,7 @@ class _Laid:
     outputs: tuple[Shape, ...]
     packed: tuple[Packed, ...]
     biases: tuple[int, ...]
+    inputs: tuple[Any, ...]  # how those of each convolution are quantised
 
 
 class FusedRegion:
@@ -101,7 +103,7 @@ class FusedRegion:
         if module is None or not all(type(conv) is SparseConv2d and conv.packed.layer is not None for conv in convs):
             return None
         shapes = self._shapes(convs, inputs)
-        if shapes is None:
+        if shapes is None or len({conv.integer for conv in convs}) > 1:
             return None
         if len(self._laid) >= _SIZES:
             self._laid.clear()
@@ -124,6 +126,33 @@ class FusedRegion:
         return out[0] if len(out) == 1 else tuple(out)
 
     def _lay_out(self, convs: Sequence[SparseConv2d], shapes: list[Shape], first: int) -> _Laid:
+        for conv in convs:
+            if conv.bias is not None:
+                check_bias(conv.packed, conv.bias)
+        make = self._integers if convs[0].integer else self._floats
+        packed = tuple(conv.packed for conv in convs)
+        biases = tuple(_address(conv.bias) for conv in convs)
+        outputs = tuple(shapes[value] for value in self.results)
+        return _Laid(make(convs, shapes, first), outputs, packed, biases, tuple(_quantised(conv) for conv in convs))
+
+    def _integers(self, convs: Sequence[SparseConv2d], shapes: list[Shape], first: int) -> Any:
+        """Integer products from layer to layer; the program finds places for its values itself."""
+        program, waiting = kernels().IntegerProgram(), iter(convs)
+        for shape in shapes[:first]:
+            program.input(*shape)
+        for step in self.steps:
+            source = step.inputs[0]
+            if step.kind == "conv":
+                conv = next(waiting)
+                other = step.inputs[1] if len(step.inputs) > 1 else -1
+                sizes = (shapes[source], _address(conv.bias), conv.relu, conv.ends())
+                add_conv(program, conv.packed, conv.geometry, *sizes, source, other)
+            else:
+                getattr(program, step.kind)(*step.numbers, source)
+        program.finish(list(self.results))
+        return program
+
+    def _floats(self, convs: Sequence[SparseConv2d], shapes: list[Shape], first: int) -> Any:
         places, memory = self._places(convs, shapes, first)
         tensors = [*range(first), *self.results]
         program = kernels().Program(memory, [_count(shapes[value]) for value in tensors])
@@ -133,18 +162,13 @@ class FusedRegion:
             size = kernels().Size(*shapes[step.inputs[0]])
             if step.kind == "conv":
                 conv = next(waiting)
-                if conv.bias is not None:
-                    check_bias(conv.packed, conv.bias)
                 other = places[step.inputs[1]] if len(step.inputs) > 1 else None
                 numbers = conv.geometry.sizes.data_ptr()
                 bias = _address(conv.bias)
                 program.conv(conv.packed.layer, bias, conv.relu, size, numbers, source, target, other)
             else:
                 getattr(program, step.kind)(size, *step.numbers, source, target)
-        packed = tuple(conv.packed for conv in convs)
-        biases = tuple(_address(conv.bias) for conv in convs)
-        outputs = tuple(shapes[value] for value in self.results)
-        return _Laid(program, outputs, packed, biases)
+        return program
 
     def _shapes(self, convs: Sequence[SparseConv2d], inputs: Sequence[Tensor]) -> list[Shape] | None:
         """The shape of every value, for one image; None where they do not fit each other."""
@@ -204,10 +228,16 @@ class FusedRegion:
 
 def _current(laid: _Laid, convs: Sequence[SparseConv2d]) -> bool:
     """Whether the addresses in the program are still those of the layers."""
-    for conv, packed, bias in zip(convs, laid.packed, laid.biases):
+    for conv, packed, bias, inputs in zip(convs, laid.packed, laid.biases, laid.inputs):
         if type(conv) is not SparseConv2d or conv.packed is not packed or _address(conv._parameters["bias"]) != bias:
             return False
+        if _quantised(conv) != inputs:
+            return False
     return True
+
+
+def _quantised(conv: SparseConv2d) -> Any:
+    return conv.ends() if conv.activations is not None else False
 
 
 def _address(tensor: Tensor | None) -> int:

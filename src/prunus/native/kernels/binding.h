@@ -177,21 +177,25 @@ struct Layer {
         return *integer;
     }
 
+    // Integer products quantise over [low, high], or where low lies above high over the range of each token.
     void run(const float *x, int64_t ldx, int64_t batch, float *y, const float *bias, bool relu, int threads,
-             int choice) const {
-        if (Choice(choice) == Choice::integer && p.kind == Values::i8)
-            return integer_linear(integers(), integer_matrix(), x, ldx, batch, y, bias, relu, threads);
+             int choice, float low, float high) const {
+        if (Choice(choice) == Choice::integer && p.kind == Values::i8) {
+            const Grid grid = fixed_grid(low, high), *fixed = low > high ? nullptr : &grid;
+            return integer_linear(integers(), integer_matrix(), x, ldx, batch, y, bias, relu, threads, fixed);
+        }
         linear(level(), p, places, x, ldx, batch, y, {bias, scale, nullptr, relu}, threads, Choice(choice));
     }
 
     void linear_to(uintptr_t x, int64_t ldx, int64_t batch, uintptr_t y, uintptr_t bias, bool relu, int threads,
-                   int choice) const {
+                   int choice, float low, float high) const {
         nb::gil_scoped_release release;
-        run(at<const float>(x), ldx, batch, at<float>(y), at<const float>(bias), relu, threads, choice);
+        run(at<const float>(x), ldx, batch, at<float>(y), at<const float>(bias), relu, threads, choice, low, high);
     }
 
     // The result for a plain tensor; None, and nothing done, where the caller must look closer.
-    nb::object linear_on(nb::handle x, nb::handle bias, bool relu, int threads, int choice) const {
+    nb::object linear_on(nb::handle x, nb::handle bias, bool relu, int threads, int choice, float low,
+                         float high) const {
         constexpr int32_t most = 8;
         prunus::exchange::Tensor in;
         const float *added;
@@ -201,7 +205,8 @@ struct Layer {
         int64_t batch = 1, shape[most];
         for (int32_t i = 0; i < last; ++i) batch *= shape[i] = in.shape[i];
         shape[last] = p.rows;
-        return make(in, shape, [&](float *out) { run(in.floats(), p.cols, batch, out, added, relu, threads, choice); });
+        return make(in, shape,
+                    [&](float *out) { run(in.floats(), p.cols, batch, out, added, relu, threads, choice, low, high); });
     }
 
     // `sizes`: kernel, stride, padding and dilation, each as a pair (y, x).
@@ -246,6 +251,8 @@ struct Layer {
 
 // Adds the class of a transformer's block to the module.
 void bind_block(nb::module_ &m);
+
+void bind_integer_programs(nb::module_ &);
 
 }  // namespace kernels
 }  // namespace prunus

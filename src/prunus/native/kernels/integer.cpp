@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <limits>
 #include <new>
 
 #include "pool.h"
@@ -126,16 +127,33 @@ IntegerMatrix::IntegerMatrix(const Packed &p, const float *row_scale)
     std::copy(bytes.begin(), bytes.end(), units.get());
 }
 
+void IntegerMatrix::take(int64_t g, const int32_t *places, const float *bias, IntegerTask &t) const {
+    const IntegerGroup &group = groups[size_t(g)];
+    const int64_t first = g * lanes;
+    t.units = units.get() + group.unit * unit_bytes, t.place = places + group.place;
+    t.quads = group.quads, t.pairs = group.pairs, t.crossed = group.crossed;
+    t.sum = sum.data() + first, t.scale = scale.data() + first, t.bias = bias ? bias + first : nullptr;
+    t.rows = std::min(lanes, rows - first);
+}
+
 Quantised quantise_tokens(const IntegerLevel &level, const float *x, int64_t cols, int64_t ldx, int64_t tokens,
-                          int threads) {
+                          int threads, const Grid *fixed) {
     const int64_t pitch = (cols + table - 1) / table * table;
     const int64_t bytes = pitch * tokens + int64_t(sizeof(Step)) * tokens;
     uint8_t *q = static_cast<uint8_t *>(scratch(Scratch::quantised, bytes + table));
     Step *steps = reinterpret_cast<Step *>(q + pitch * tokens);
     const int64_t together = std::max<int64_t>(1, task_work / std::max<int64_t>(1, cols));
     parallel(threads, (tokens + together - 1) / together, [&](int64_t task) {
-        for (int64_t n = task * together; n < std::min(tokens, (task + 1) * together); ++n)
-            steps[n] = level.quantise(x + n * ldx, cols, q + n * pitch);
+        for (int64_t n = task * together; n < std::min(tokens, (task + 1) * together); ++n) {
+            const float *from = x + n * ldx;
+            uint8_t *to = q + n * pitch;
+            Range range;
+            if (!fixed) level.measure(from, cols, range);
+            const Grid grid = fixed ? *fixed : range.grid();
+            const bool finite = level.to_bytes(from, cols, grid, to);
+            std::fill(to + cols, to + pitch, uint8_t(0));
+            steps[n] = finite ? grid.step : Step{std::numeric_limits<float>::quiet_NaN(), 0};
+        }
     });
     return {q, steps, pitch};
 }
@@ -151,33 +169,22 @@ void multiply_tokens(const IntegerLevel &level, const IntegerMatrix &m, const Qu
     const int64_t parts = useful > 1 ? std::min(groups, std::max<int64_t>(1, (4 * useful + blocks - 1) / blocks)) : 1;
     parallel(useful, blocks * parts, [&](int64_t task) {
         const int64_t n = task / parts * block, part = task % parts, count = std::min(block, tokens - n);
+        IntegerTask t = {};
+        t.lines = 1, t.tokens = int(count);
+        t.x = inputs.at + n * pitch, t.pitch = pitch, t.step = inputs.steps + n;
+        t.relu = relu, t.out_token = ldy;
         for (int64_t g = groups * part / parts; g < groups * (part + 1) / parts; ++g) {
-            const IntegerGroup &group = m.groups[size_t(g)];
-            const int64_t first = g * lanes;
-            level.multiply({.units = m.units.get() + group.unit * unit_bytes,
-                            .place = m.place.data() + group.place,
-                            .quads = group.quads,
-                            .pairs = group.pairs,
-                            .crossed = group.crossed,
-                            .x = inputs.at + n * pitch,
-                            .pitch = pitch,
-                            .step = inputs.steps + n,
-                            .tokens = int(count),
-                            .sum = m.sum.data() + first,
-                            .scale = m.scale.data() + first,
-                            .bias = bias ? bias + first : nullptr,
-                            .rows = std::min(lanes, m.rows - first),
-                            .relu = relu,
-                            .out = y + n * ldy + first,
-                            .ldo = ldy});
+            m.take(g, m.place.data(), bias, t);
+            t.out = y + n * ldy + g * lanes;
+            level.multiply(t);
         }
     });
 }
 
 void integer_linear(const IntegerLevel &level, const IntegerMatrix &m, const float *x, int64_t ldx, int64_t tokens,
-                    float *y, const float *bias, bool relu, int threads) {
+                    float *y, const float *bias, bool relu, int threads, const Grid *fixed) {
     const int useful = tokens * m.cols < task_work ? 1 : threads;
-    const Quantised inputs = quantise_tokens(level, x, m.cols, ldx, tokens, useful);
+    const Quantised inputs = quantise_tokens(level, x, m.cols, ldx, tokens, useful, fixed);
     multiply_tokens(level, m, inputs, tokens, y, m.rows, bias, relu, threads);
 }
 

@@ -29,6 +29,8 @@ constexpr int64_t unit_bytes = 96, table = 16;
 constexpr int top = 127;                 // of a quantised input; 2 * 127 * 128 fits 16 bits
 constexpr int64_t most_in_row = 133144;  // weights whose sum is sure to fit 32 bits
 
+struct IntegerTask;
+
 struct IntegerGroup {
     int64_t unit, place;  // where its units and places begin
     int32_t quads, pairs, crossed;
@@ -45,29 +47,14 @@ struct IntegerMatrix {
     std::vector<float> scale;                          // likewise
 
     explicit IntegerMatrix(const Packed &, const float *scale);
+    // What a task must know of one group; `places` stand for those of the matrix, and bias is that of all rows.
+    void take(int64_t group, const int32_t *places, const float *bias, IntegerTask &) const;
 };
 
 // Inputs of one token: x is about step * (q - zero). A token with NaN or infinity has the step NaN, and so its results.
 struct Step {
     float step;
     int32_t zero;
-};
-
-// Sixteen rows of a few tokens: out[token] = act((sum - zero * rows' sum) * (step * scale) + bias).
-struct IntegerTask {
-    const uint8_t *units;
-    const int32_t *place;
-    int32_t quads, pairs, crossed;
-    const uint8_t *x;  // quantised, tokens `pitch` bytes apart
-    int64_t pitch;
-    const Step *step;
-    int tokens;
-    const int32_t *sum;
-    const float *scale, *bias;  // bias may be null; sixteen of each
-    int64_t rows;               // that exist
-    bool relu;
-    float *out;
-    int64_t ldo;
 };
 
 // How a token's range, which always contains zero, is cut into steps. `largest`: the bits of the largest |x|.
@@ -86,10 +73,54 @@ inline Grid grid_for(float low, float high, uint32_t largest) {
     return {{step, int32_t(std::nearbyint(-low * inverse))}, inverse, false};
 }
 
+// Sixteen rows of some lines of tokens: act((sum - zero * rows' sum) * (step * scale) + bias + other), as floats and, for
+// what reads them next, as bytes. A line is a row of pixels; tokens of a linear layer are one line.
+struct IntegerTask {
+    const uint8_t *units;
+    const int32_t *place;
+    int32_t quads, pairs, crossed;
+    int64_t lines;
+    int tokens;        // in a line
+    const uint8_t *x;  // quantised, tokens `pitch` bytes apart, lines `line`
+    int64_t pitch, line;
+    const Step *step;  // of each token, or one for all
+    bool one_step;
+    const int32_t *sum;
+    const float *scale, *bias;  // bias may be null; sixteen of each
+    int64_t rows;               // that exist
+    bool relu;
+    float *out;  // null: bytes alone
+    int64_t out_token, out_line;
+    const float *other;  // likewise; may be null
+    int64_t other_token, other_line;
+    uint8_t *bytes;  // sixteen for each token; may be null
+    int64_t bytes_token, bytes_line;
+    const Grid *grid;  // of the bytes
+    bool *wild;        // set where a byte was made from something that is not finite
+};
+
+// The smallest and the largest of some numbers and zero, and the bits of the largest |x|.
+struct Range {
+    float low = 0.0f, high = 0.0f;
+    uint32_t largest = 0;
+    Grid grid() const { return grid_for(low, high, largest); }
+};
+
+// The grid of a range that is known beforehand; what lies outside is moved to its ends.
+inline Grid fixed_grid(float low, float high) {
+    return low <= 0.0f && high >= 0.0f && std::isfinite(low) && std::isfinite(high) ? grid_for(low, high, 0)
+                                                                                    : grid_for(0.0f, 0.0f, 0xFFFFFFFFu);
+}
+
 struct IntegerLevel {
     const char *name;
-    // One token: count floats to bytes, filled up with zeros to a whole number of banks.
-    Step (*quantise)(const float *x, int64_t count, uint8_t *out);
+    void (*measure)(const float *x, int64_t count, Range &);
+    // Bytes of `count` floats; whether all of them are finite.
+    bool (*to_bytes)(const float *x, int64_t count, const Grid &, uint8_t *out);
+    // The same for `count` neighbouring pixels of an image whose channels are planes: a pixel's channels side by side,
+    // pixels `pitch` bytes apart, the last channels filled up with zeros. Up to 15 bytes behind a pixel may be written.
+    bool (*planes_to_bytes)(const float *x, int64_t plane, int64_t channels, int64_t count, const Grid &, uint8_t *out,
+                            int64_t pitch);
     void (*multiply)(const IntegerTask &);
 };
 
@@ -105,14 +136,16 @@ struct Quantised {
     int64_t pitch;  // bytes from token to token
 };
 
-Quantised quantise_tokens(const IntegerLevel &, const float *x, int64_t cols, int64_t ldx, int64_t tokens, int threads);
+// Each token over its own range, or all over that of `fixed`. A token that is not finite has the step NaN.
+Quantised quantise_tokens(const IntegerLevel &, const float *x, int64_t cols, int64_t ldx, int64_t tokens, int threads,
+                          const Grid *fixed = nullptr);
 
 void multiply_tokens(const IntegerLevel &, const IntegerMatrix &, const Quantised &, int64_t tokens, float *y,
                      int64_t ldy, const float *bias, bool relu, int threads);
 
 // y (tokens x rows) = act(x (tokens x cols) * W^T + bias).
 void integer_linear(const IntegerLevel &, const IntegerMatrix &, const float *x, int64_t ldx, int64_t tokens, float *y,
-                    const float *bias, bool relu, int threads);
+                    const float *bias, bool relu, int threads, const Grid *fixed = nullptr);
 
 }  // namespace kernels
 }  // namespace prunus

@@ -19,7 +19,11 @@ inline __m256i dot(__m256i sum, __m256i inputs, __m256i weights) {
 }  // namespace
 
 const IntegerLevel &avx2_integers() {
-    static constexpr IntegerLevel level = {.name = "avx2", .quantise = quantise, .multiply = multiply};
+    static constexpr IntegerLevel level = {.name = "avx2",
+                                           .measure = measure,
+                                           .to_bytes = to_bytes,
+                                           .planes_to_bytes = planes_to_bytes,
+                                           .multiply = multiply};
     return level;
 }
 

@@ -28,7 +28,11 @@ inline __m256i dot(__m256i sum, __m256i inputs, __m256i weights) {
 }  // namespace
 
 const IntegerLevel &avx512_vnni_integers() {
-    static constexpr IntegerLevel level = {.name = "avx512-vnni", .quantise = quantise, .multiply = multiply};
+    static constexpr IntegerLevel level = {.name = "avx512-vnni",
+                                           .measure = measure,
+                                           .to_bytes = to_bytes,
+                                           .planes_to_bytes = planes_to_bytes,
+                                           .multiply = multiply};
     return level;
 }
 

@@ -69,6 +69,7 @@ NB_MODULE(_kernels, m) {
         if (found->version.major == 1 && found->view && found->allocate && found->to_object)
             tensors = found, tensor_type = type.ptr();
     });
+    bind_integer_programs(m);
     m.def("integers", [] { return integers().name; });
     m.def("width", [] { return level().width; });
     m.def("read", [](uintptr_t from, int64_t count) {
@@ -90,8 +91,10 @@ NB_MODULE(_kernels, m) {
     });
     nb::class_<Layer>(m, "Layer")
         .def(nb::init<int64_t, int64_t, int64_t, int, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t>())
-        .def("linear", &Layer::linear_to)
-        .def("linear_on", &Layer::linear_on, nb::arg().none(), nb::arg().none(), nb::arg(), nb::arg(), nb::arg())
+        .def("linear", &Layer::linear_to, nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(),
+             nb::arg(), nb::arg("low") = 1.0f, nb::arg("high") = -1.0f)
+        .def("linear_on", &Layer::linear_on, nb::arg().none(), nb::arg().none(), nb::arg(), nb::arg(), nb::arg(),
+             nb::arg("low") = 1.0f, nb::arg("high") = -1.0f)
         .def("conv", &Layer::conv_to)
         .def("conv_on", &Layer::conv_on, nb::arg().none(), nb::arg().none(), nb::arg().none(), nb::arg(), nb::arg(),
              nb::arg(), nb::arg())
