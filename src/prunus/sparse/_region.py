@@ -129,7 +129,7 @@ class FusedRegion:
         for conv in convs:
             if conv.bias is not None:
                 check_bias(conv.packed, conv.bias)
-        make = self._integers if convs[0].integer else self._floats
+        make = self._integers if convs and convs[0].integer else self._floats
         packed = tuple(conv.packed for conv in convs)
         biases = tuple(_address(conv.bias) for conv in convs)
         outputs = tuple(shapes[value] for value in self.results)
