@@ -20,7 +20,7 @@ from prunus.sparse._integer import integer_conv2d, integer_linear
 from prunus.sparse._integer_ops import run_conv2d, run_linear
 from prunus.sparse._packed import BANKS, Packed, pack
 from prunus.sparse._plan import plan_of
-from prunus.sparse._region import Region, with_regions
+from prunus.sparse._region import FusedRegion, with_regions
 from support import scale
 from support.kernels import draw, each_level, matrix
 
@@ -207,7 +207,7 @@ def test_a_run_gives_the_bits_of_its_layers(level: str, calibrated: bool) -> Non
         expected = model(x)
     graph = with_regions(fast)
     assert graph is not None
-    assert sum(isinstance(node.target, Region) for node in graph.nodes) == 1
+    assert sum(isinstance(node.target, FusedRegion) for node in graph.nodes) == 1
     assert torch.equal(found, plain)
     assert float((found - expected).norm() / expected.norm()) < 0.05
     bad = x.clone()
