@@ -206,7 +206,7 @@ def test_labels_that_do_not_fit_are_one_sentence() -> None:
     ("name", "options", "asked", "given"),
     [
         ("CLIPModel", {}, {}, {"input_ids", "attention_mask", "pixel_values"}),
-        ("WhisperForConditionalGeneration", {"num_mel_bins": 16, "max_source_positions": 32, "d_model": 32},
+        ("WhisperForConditionalGeneration", {"num_mel_bins": 16, "max_source_positions": 32, "d_model": 48},
          {"shape": (16, 64)}, {"input_features", "decoder_input_ids"}),
         ("Wav2Vec2Model", {}, {"shape": (800,)}, {"input_values"}),
     ],
