@@ -33,7 +33,7 @@ DATA = Path(os.environ.get("PRUNUS_DATA", "data"))
 
 def pixels(split: str, count: int | None = None) -> TensorDataset:
     """MNIST with pixels from 0 to 1, flat."""
-    images, answers = prunus.data.load("mnist", split=split, data_dir=DATA).tensors[:2]
+    images, answers = prunus.data.load("mnist", split=split, folder=DATA).tensors[:2]
     images = images.flatten(1)[:count]
     images = (images - images.min()) / (images.max() - images.min())
     return TensorDataset(images, answers[:count])

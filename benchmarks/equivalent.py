@@ -96,7 +96,7 @@ def mnist() -> Iterator[tuple[str, Any]]:
     one, two = (
         nn.Sequential(*network(pairs, name), nn.Softmax(1)).eval() for name in ("mnist_3x100", "mnist_3x100_pruned5")
     )
-    images = prunus.data.load("mnist", split="test", data_dir=DATA).tensors[0][:20].flatten(1).double()
+    images = prunus.data.load("mnist", split="test", folder=DATA).tensors[0][:20].flatten(1).double()
     lowest = images.min()
 
     def row(steps: int, labels: bool) -> dict[str, Any]:
