@@ -237,16 +237,36 @@ def _more_than_one(example: ModelInputs) -> ModelInputs:
 
 
 def _sides(model: nn.Module, example: ModelInputs) -> dict[str, Any]:
-    """The first side of every input is open, and the second of token ids, signals and sequences."""
+    """The first side of every input is open, and the second of token ids, signals and sequences, if the model runs."""
     from torch.export import Dim
+
+    places = [place for place in (0, 1) if _runs(model, _each(example, lambda part, at=place: _resized(part, at)))]
 
     def open_sides(part: Any) -> Any:
         if not isinstance(part, Tensor) or part.dim() == 0:
             return None
-        return {0: Dim.AUTO, 1: Dim.AUTO} if part.dim() in (2, 3) else {0: Dim.AUTO}
+        return {place: Dim.AUTO for place in places if place == 0 or part.dim() in (2, 3)}
 
     marked = _each(example, open_sides)
     return dict(inspect.signature(model.forward).bind(*marked.args, **marked.kwargs).arguments)
+
+
+def _resized(part: Any, place: int) -> Any:
+    """One sample more, or one step less."""
+    if not isinstance(part, Tensor) or part.dim() == 0:
+        return part
+    if place == 0:
+        return torch.cat([part, part[:1]])
+    return part[:, :-1] if part.dim() in (2, 3) and part.shape[1] > 2 else part
+
+
+def _runs(model: nn.Module, example: ModelInputs) -> bool:
+    try:
+        with torch.no_grad():
+            _answer(model, example)
+    except Exception:  # whatever its code raises
+        return False
+    return True
 
 
 def _name_sides(proto: Any) -> None:
@@ -308,9 +328,8 @@ def _other_sizes(example: ModelInputs, body: bytes) -> ModelInputs:
         if not isinstance(part, Tensor):
             return part
         sides = next(opened, [])
-        if sides[:1] == [True]:
-            part = torch.cat([part, part[:1]])
-        return part[:, :-1] if sides[1:2] == [True] and part.shape[1] > 2 else part
+        part = _resized(part, 0) if sides[:1] == [True] else part
+        return _resized(part, 1) if sides[1:2] == [True] else part
 
     return _each(example, changed)
 
