@@ -36,7 +36,16 @@ DATA = Path(os.environ.get("PRUNUS_DATA", "."))
 SPANS = 40
 """Spans of 512 tokens of WikiText-2's test part that the language model is judged on."""
 
-_SHARED = {"certify": 0, "labels": 0, "kernel": 0, "sensitivity": 0, "integers": True, "peers": True, "examples": 6}
+_SHARED = {
+    "length": "0ep",
+    "certify": 0,
+    "labels": 0,
+    "kernel": 0,
+    "sensitivity": 0,
+    "integers": True,
+    "peers": True,
+    "examples": 6,
+}
 STUDIES: dict[str, dict[str, Any]] = {
     "resnet20": {
         "title": "ResNet-20 on CIFAR-10, pruned",

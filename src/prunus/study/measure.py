@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from prunus.contract import Duration, Masks
 from prunus.errors import BadInput, PrunusError
+from prunus.models.hf import PREFIX
 from prunus.pruning import find_masks, scores, summarise
 from prunus.study import methods, pictures
 from prunus.study.examples import examples
@@ -56,7 +57,7 @@ def train_base(cell: Cell, weights_hash: str = "") -> tuple[bytes, dict[str, Any
     record: dict[str, Any] = {"versions": versions(), "notes": {}, "history": []}
     if settings.weights:
         _read_given(model, settings.weights, weights_hash)
-    elif Duration.parse(settings.length).amount > 0:
+    elif Duration.parse(settings.length).amount > 0 and not cell.model.startswith(PREFIX):  # folders bring weights
         config = FitConfig(
             lr=settings.lr,
             batch_size=settings.batch_size,
