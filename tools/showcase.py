@@ -182,7 +182,9 @@ def photographs(split: str) -> TensorDataset:
         names = sorted(name for name in archive.namelist() if name.endswith(".jpg"))
         chosen = range(1, len(names), 2) if split == "test" else range(0, len(names), 2)
         pictures = [Image.open(io.BytesIO(archive.read(names[place]))).convert("RGB").tobytes() for place in chosen]
-    pixels = torch.stack([torch.asarray(bytearray(body)) for body in pictures]).reshape(-1, 224, 224, 3)
+    pixels = torch.stack([torch.asarray(bytearray(body), dtype=torch.uint8) for body in pictures]).reshape(
+        -1, 224, 224, 3
+    )
     return TensorDataset(pixels.permute(0, 3, 1, 2).float().div(255).sub(0.498).div(0.502), torch.tensor(chosen))
 
 

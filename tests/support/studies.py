@@ -10,6 +10,7 @@ from typing import Any
 from torch import nn
 
 import prunus.models
+import prunus.training
 from prunus.study import Cell, Grid, Settings, Store
 
 TIMES = ("time_us", "time_dense_us", "speedup", "packed_layers", "format", "seconds", "making_seconds", "versions")
@@ -47,3 +48,11 @@ def deadly() -> nn.Module:
         file.write_text(str(lives - 1))
         os.kill(os.getpid(), signal.SIGKILL)
     return prunus.models.make("fc:64-16-10", seed=0)
+
+
+def error_rate(model: nn.Module, data: Any) -> float:
+    """A metric of a user's own, of which less is better."""
+    return 1.0 - prunus.training.accuracy(model, data)
+
+
+error_rate.lower_is_better = True  # type: ignore[attr-defined]

@@ -63,7 +63,7 @@ def against_int8(panel: Panel, group: SeedGroup) -> str:
         return ""
     other = f", which has {panel.metric.show(quality)}" if quality is not None else ""
     if ratio < 0.95:
-        return f"Dense int8 is {1 / ratio:.1f} times faster than that{other}."
+        return f"Dense int8 is {1 / ratio:.1f} times as fast as that{other.replace(', which', ' and')}."
     return f"That is {ratio:.1f} times as fast as dense int8{other}."
 
 
