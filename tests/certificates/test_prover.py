@@ -12,6 +12,7 @@ from torch import nn
 
 import prunus
 from prunus.errors import BadFile, BadInput
+from support import only_when_proving
 
 np = pytest.importorskip("numpy")
 ACAS = Path(os.environ.get("PRUNUS_DATA", "nowhere")) / "acasxu"
@@ -54,6 +55,7 @@ def test_acas_networks_get_the_published_verdicts(number: int, status: str) -> N
 
 @needs_acas
 @pytest.mark.prove
+@only_when_proving
 @pytest.mark.parametrize("number", [1, 2, 5, 7, 9])
 def test_acas_networks_get_all_published_verdicts(number: int) -> None:
     one, two = network("pairs.npz", "acas_1_1"), network("pairs.npz", "acas_1_1_pruned5")

@@ -10,6 +10,7 @@ from tools.evidence import record
 
 import prunus
 from prunus.structure import find_removal
+from support import only_when_proving
 from support.random_graphs import make
 
 
@@ -37,6 +38,7 @@ def test_shrunk_equals_masked(seed: int) -> None:
 
 
 @pytest.mark.prove
+@only_when_proving
 def test_a_thousand_graphs() -> None:
     gaps = [check(seed, fraction=0.4 + 0.5 * (seed % 7) / 7) for seed in range(1000)]
     assert max(gaps) < 1e-4

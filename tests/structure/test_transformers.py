@@ -30,6 +30,7 @@ import torch
 from safetensors.torch import load_file
 import prunus
 from support.hugging_face import build
+from support import only_when_proving
 for name in sys.argv[1:]:
     folder = Path(name.replace(" ", "-").replace(":", "-"))
     example = load_file(folder / "example.safetensors")
@@ -120,6 +121,7 @@ def test_what_the_configuration_cannot_say_stays_when_asked() -> None:
 
 
 @pytest.mark.prove
+@only_when_proving
 def test_all_transformers(tmp_path: Path) -> None:
     rows = []
     for name in MODELS:
