@@ -17,6 +17,7 @@ from torch import nn
 
 import prunus
 from prunus.structure import find_removal, load, run_once, save
+from support import only_when_proving
 from support.hugging_face import MODELS, build
 
 transformers = pytest.importorskip("transformers")
@@ -30,7 +31,6 @@ import torch
 from safetensors.torch import load_file
 import prunus
 from support.hugging_face import build
-from support import only_when_proving
 for name in sys.argv[1:]:
     folder = Path(name.replace(" ", "-").replace(":", "-"))
     example = load_file(folder / "example.safetensors")
