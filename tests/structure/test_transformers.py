@@ -99,7 +99,7 @@ def test_half_of_a_transformer(name: str, tmp_path: Path) -> None:
 
 def test_the_configuration_follows() -> None:
     model, example = build("mistral")
-    small = prunus.shrink(model, 0.5, example=example)
+    small = prunus.shrink(model, 0.5, example=example, configured=True)  # of two key heads none leaves unless asked
     assert small.config.intermediate_size == small.model.layers[0].mlp.up_proj.out_features < 128
     assert small.config.num_attention_heads == small.config.num_key_value_heads * 2 == 2
     assert small.config.head_dim == 8
