@@ -21,7 +21,7 @@ from support.studies import contents, tiny
 
 
 def test_a_study_runs_measures_and_is_not_run_twice(tmp_path: Path) -> None:
-    cells = tiny(pattern=("balanced:16", "2:4"))
+    cells = tiny(pattern=("balanced:16", "2:4"), settings={"lr": 0.2})  # far enough from the uniform start
     seen: list[tuple[int, int]] = []
 
     def show(state: Progress) -> None:
@@ -44,7 +44,7 @@ def test_a_study_runs_measures_and_is_not_run_twice(tmp_path: Path) -> None:
             assert row["realised_sparsity"] == 0.5
             assert row["mac_kept"] * 2 == row["mac_dense"]
             assert row["speedup"] > 0
-            assert row["energy_removed"] == pytest.approx(row["energy_predicted"], abs=0.06), "16 units, one epoch"
+            assert row["energy_removed"] == pytest.approx(row["energy_predicted"], abs=0.05)
             assert result.record["versions"]["torch"]
         (base,) = store.bases().values()
     assert {row["name"] for row in base["weights"]} == {"layers.0.weight", "layers.1.weight"}
