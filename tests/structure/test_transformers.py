@@ -104,6 +104,11 @@ def test_the_configuration_follows() -> None:
     assert small.config.num_attention_heads == small.config.num_key_value_heads * 2 == 2
     assert small.config.head_dim == 8
     assert model.config.intermediate_size == 128
+    kept = prunus.shrink(model, 0.5, example=example)
+    assert (kept.config.num_attention_heads, kept.config.num_key_value_heads) == (4, 2)
+    assert (
+        kept.config.intermediate_size == kept.model.layers[0].mlp.up_proj.out_features < small.config.intermediate_size
+    )
 
 
 def test_what_the_configuration_cannot_say_stays_when_asked() -> None:
