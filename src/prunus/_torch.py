@@ -23,6 +23,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 __all__ = [
+    "EXPORT_LOGGERS",
     "HigherOrderOperator",
     "OpOverload",
     "OpOverloadPacket",
@@ -35,6 +36,9 @@ __all__ = [
     "transformed",
     "unset_fake_temporarily",
 ]
+# The loggers that torch's exporters write to; `sparse.export_onnx` keeps them quiet.
+EXPORT_LOGGERS = ("torch.onnx", "torch.export", "torch._dynamo", "torch.fx", "onnxscript", "onnx_ir")
+
 # HigherOrderOperator, OpOverload, OpOverloadPacket: the types of an exported graph's targets.
 # is_tracing, dispatch_modes: kernels called directly are invisible to torch.jit.trace and to dispatch modes.
 # unset_fake_temporarily: real constants are read while export runs under fake tensors.

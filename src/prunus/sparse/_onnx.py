@@ -20,6 +20,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from prunus._torch import EXPORT_LOGGERS
 from prunus.adapters import forward_names
 from prunus.contract import Masks
 from prunus.errors import BadInput, MissingExtra, PrunusWarning, RunFailed, first_line
@@ -28,7 +29,6 @@ from prunus.sparse._modules import PackedModule
 from prunus.storage import write
 
 LARGEST = 2**31 - 1  # bytes of one protobuf message
-_LOGGERS = ("torch.onnx", "torch.export", "torch._dynamo", "torch.fx", "onnxscript", "onnx_ir")
 
 
 def export_onnx(
@@ -293,7 +293,7 @@ def _cause(error: BaseException) -> str:
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Without what torch says of every optional package it does not find, and its pages of advice."""
-    loggers = [logging.getLogger(name) for name in _LOGGERS]
+    loggers = [logging.getLogger(name) for name in EXPORT_LOGGERS]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
         logger.setLevel(logging.CRITICAL)
