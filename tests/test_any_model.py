@@ -55,9 +55,9 @@ def test_a_step_that_does_something_wrong_is_broken(tmp_path: Path, monkeypatch:
 
 
 def test_compress_needs_little_more_memory_than_the_copy_it_makes() -> None:
-    row = in_a_fresh_process(160, 0.9)
-    assert row["peak / model"] < 1.3
-    assert row["added by compress / model"] < row["copy / model"] + 0.15
+    row = in_a_fresh_process(120, 0.75)
+    assert row["added by compress / model"] < row["copy / model"] + 0.2
+    assert in_a_fresh_process(120, 0.75, release=True)["peak / model"] < 1.3
 
 
 @pytest.mark.prove
@@ -68,6 +68,4 @@ def test_the_whole_table(which: str) -> None:
     missing = [name for name in packages if importlib.util.find_spec(name) is None]
     if which == "real" and missing:
         pytest.skip(f"needs the packages {', '.join(missing)}")
-    rows = any_model.table(REAL if which == "real" else SMALL.values(), shell=which == "real")
-    any_model.record(f"any-model-{which}", rows, any_model.NOTES[which])
-    assert not [said for row in rows for said in row.values() if "BROKEN" in said]
+    assert any_model.keep(any_model.table(REAL if which == "real" else SMALL.values(), shell=which == "real"), which)

@@ -21,7 +21,7 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -259,18 +259,27 @@ def _load(place: Path) -> str:
     return f"works: outputs off by {off:.0e}"
 
 
-def table(cases: Iterable[Case], shell: bool) -> list[dict[str, str]]:
-    """All rows; models whose packages are not installed say so."""
-    with tempfile.TemporaryDirectory() as folder:
-        rows = {}
-        for case in cases:
+def table(cases: Iterable[Case], shell: bool) -> Iterator[dict[str, str]]:
+    """One row after another; models whose packages are not installed say so."""
+    for case in cases:
+        with tempfile.TemporaryDirectory() as folder:
             try:
-                rows[case.name] = walk(case, Path(folder), shell=shell)
+                row = walk(case, Path(folder), shell=shell)
             except ImportError as error:
-                rows[case.name] = {"model": case.about, "prune": f"not installed: {error.name}"}
-        for name, said in load_in_a_fresh_process(Path(folder)).items():
-            rows[name]["load"] = said
-    return list(rows.values())
+                row = {"model": case.about, "prune": f"not installed: {error.name}"}
+            for said in load_in_a_fresh_process(Path(folder)).values():
+                row["load"] = said
+        yield row
+
+
+def keep(rows: Iterable[dict[str, str]], which: str, folder: Path = FOLDER) -> bool:
+    """Write every row as soon as it is there, among those measured before; whether none of them is broken."""
+    path, whole = folder / f"any-model-{which}.json", True
+    for row in rows:
+        whole = whole and not any("BROKEN" in cell for cell in row.values())
+        known = {old["model"]: old for old in json.loads(path.read_text("utf8"))["rows"]} if path.is_file() else {}
+        record(path.stem, list({**known, row["model"]: row}.values()), NOTES[which], folder)
+    return whole
 
 
 def main() -> int:
@@ -285,12 +294,7 @@ def main() -> int:
         return 0
     cases = small_cases() if chosen.which == "small" else REAL
     rows = table([case for case in cases if not chosen.names or case.name in chosen.names], chosen.which == "real")
-    path = chosen.folder / f"any-model-{chosen.which}.json"
-    if chosen.names and path.is_file():  # the others stay as they were measured
-        new = {row["model"] for row in rows}
-        rows = [row for row in json.loads(path.read_text("utf8"))["rows"] if row["model"] not in new] + rows
-    record(path.stem, rows, NOTES[chosen.which], chosen.folder)
-    return 1 if any("BROKEN" in cell for row in rows for cell in row.values()) else 0
+    return 0 if keep(rows, chosen.which, chosen.folder) else 1
 
 
 NOTES = {

@@ -2,7 +2,8 @@
 
 A Llama of random weights is made, pruned and compressed in a fresh process. The peak of the process's memory while
 compress runs, less what it held before the model was made, is set against the size of the model: 1 is the model
-itself, which the caller still holds, and the rest is the packed copy and what is needed on the way.
+itself, which the caller still holds, and the rest is the packed copy and what is needed on the way. With release=True,
+as `prunus compress` asks for, every dense layer is freed as soon as it is packed.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ def llama(megabytes: float) -> Any:
     return transformers.LlamaForCausalLM(config).eval()
 
 
-def measure(megabytes: float, sparsity: float) -> dict[str, Any]:
+def measure(megabytes: float, sparsity: float, release: bool = False) -> dict[str, Any]:
     """In this process, which must be a fresh one."""
     import torch
 
@@ -88,11 +89,12 @@ def measure(megabytes: float, sparsity: float) -> dict[str, Any]:
     size = sum(parameter.nbytes for parameter in model.parameters())
     before = resident()
     with Peak() as peak:
-        fast = prunus.compress(model, example=example_input(model), select="always")
+        fast = prunus.compress(model, example=example_input(model), select="always", release=release)
     packed = sum(tensor.nbytes for tensor in {id(t): t for t in fast.state_dict(keep_vars=True).values()}.values())
     return {
         "model MB": size / 1e6,
         "sparsity": sparsity,
+        "release": release,
         "copy MB": packed / 1e6,
         "copy / model": packed / size,
         "peak / model": (peak.bytes - empty) / size,
@@ -100,10 +102,11 @@ def measure(megabytes: float, sparsity: float) -> dict[str, Any]:
     }
 
 
-def in_a_fresh_process(megabytes: float, sparsity: float) -> dict[str, Any]:
+def in_a_fresh_process(megabytes: float, sparsity: float, release: bool = False) -> dict[str, Any]:
     """`measure` in a process of its own."""
+    words = [str(megabytes), str(sparsity), *(["release"] if release else [])]
     done = subprocess.run(
-        [sys.executable, "-m", "tools.compress_memory", str(megabytes), str(sparsity)],
+        [sys.executable, "-m", "tools.compress_memory", *words],
         cwd=ROOT, capture_output=True, text=True, check=True,
         env={**os.environ, "MALLOC_TRIM_THRESHOLD_": "65536", "MALLOC_MMAP_THRESHOLD_": "65536"},
     )  # fmt: skip
@@ -113,12 +116,12 @@ def in_a_fresh_process(megabytes: float, sparsity: float) -> dict[str, Any]:
 def main() -> int:
     megabytes = float(sys.argv[1]) if len(sys.argv) > 1 else 1000.0
     if len(sys.argv) > 2:
-        print(json.dumps(measure(megabytes, float(sys.argv[2]))))
+        print(json.dumps(measure(megabytes, float(sys.argv[2]), "release" in sys.argv)))
         return 0
     sys.path.insert(0, str(ROOT))
     from tools.evidence import record
 
-    rows = [in_a_fresh_process(megabytes, sparsity) for sparsity in SPARSITIES]
+    rows = [in_a_fresh_process(megabytes, level, release) for level in SPARSITIES for release in (False, True)]
     record("any-model-memory", rows, " ".join((__doc__ or "").split("\n\n")[1].split()))
     return 0
 

@@ -15,6 +15,13 @@ from support.foreign import small
 
 TEXT = "a plum tree bears best when it is pruned and the rain fell all night so they stayed at home"
 WORDS = TEXT.split()
+OWN = """
+from torch import manual_seed, nn
+
+def network():
+    manual_seed(0)
+    return nn.Sequential(nn.Flatten(), nn.Linear(48, 4), nn.ReLU(), nn.Linear(4, 2))
+"""
 
 
 @pytest.fixture(scope="module")
@@ -43,6 +50,11 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for number, size in enumerate([(40, 50), (64, 32)]):
             pixels = torch.randint(255, (*size, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(number))
             image.fromarray(pixels.numpy()).save(folder / "photos" / label / f"{number}.png")
+        (folder / "icons" / label).mkdir(parents=True)
+        for number in range(6):
+            pixels = torch.randint(255, (4, 4, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(number))
+            image.fromarray(pixels.numpy()).save(folder / "icons" / label / f"{number}.png")
+    (folder / "own_network.py").write_text(OWN)
     return folder
 
 
@@ -92,6 +104,40 @@ def test_what_does_not_fit_is_one_sentence(
     shown = " ".join(capsys.readouterr().err.split())
     assert said in shown
     assert "Traceback" not in shown
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("certify", "--sparsity", "0.1", "--samples", "2", "--radius", "0.01", "--method", "intervals", "--no-attack"),
+        ("plan", "--error", "1000", "--samples", "1", "--radius", "0.001", "--score", "snip"),
+        ("equivalent", "--sparsity", "0.02", "--points", "1", "--radius", "0.0001", "--boxes", "1"),
+        ("tangent", "--inputs", "4", "--tests", "2", "--densities", "1"),
+    ],
+    ids=lambda words: words[0],
+)
+def test_proofs_and_kernels_read_own_pictures(
+    words: tuple[str, ...], place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(place)
+    capsys.readouterr()
+    assert run([words[0], "own_network:network", "--data", "icons", *words[1:], "--json"]) == 0, capsys.readouterr().err
+    assert json.loads(capsys.readouterr().out)["model"] == "own_network:network"
+
+
+@pytest.mark.parametrize("command", ["certify", "plan", "equivalent", "tangent"])
+def test_token_ids_have_no_surroundings(command: str, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = {
+        "certify": ["--sparsity", "0.5", "--samples", "2"],
+        "plan": ["--error", "1", "--samples", "2"],
+        "equivalent": ["--sparsity", "0.5", "--points", "2"],
+        "tangent": ["--inputs", "2"],
+    }
+    words = [f"hf:{place / 'bert-classifier'}", "--data", str(place / "reviews.jsonl"), *options[command]]
+    assert run([command, *words]) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert "real numbers" in said
+    assert "such as images" in said
 
 
 def test_pictures_are_sized_and_scaled_as_the_model_wants(place: Path) -> None:

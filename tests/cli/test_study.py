@@ -78,11 +78,20 @@ def test_every_setting_is_a_flag_with_its_own_words(capsys: pytest.CaptureFixtur
         assert " ".join(text.replace("`", "").split()[:4]) in shown, name
 
 
-def test_flags_of_training_are_fields_of_its_settings() -> None:
-    import dataclasses
+def test_flags_of_training_are_made_from_its_settings(capsys: pytest.CaptureFixture[str]) -> None:
+    from prunus.cli._training import TRAINED
+    from prunus.cli.options import attributes
+    from prunus.training import FitConfig
 
-    from prunus.cli._training import Flags, Place
-    from prunus.training import FitConfig, Schedule
-
-    fields = {field.name for owner in (FitConfig, Schedule) for field in dataclasses.fields(owner)}
-    assert {field.name for owner in (Flags, Place) for field in dataclasses.fields(owner)} <= fields
+    shown = {}
+    for command in ("train", "ticket", "distil"):
+        assert run([command, "--help"]) == 0
+        shown[command] = " ".join(capsys.readouterr().out.replace("│", " ").split())
+        for name in TRAINED:
+            assert f"--{name.replace('_', '-')}" in shown[command]
+    texts = attributes(FitConfig)
+    assert texts["lr"] in shown["train"]
+    assert "Learning rate. 0.0005 unless given." in shown["distil"]
+    assert "Learning rate. 0.3 unless given." in shown["ticket"]
+    assert texts["label_smoothing"] in shown["train"]
+    assert "(after each epoch), step or warmup. cosine-epoch unless given." in shown["ticket"]

@@ -93,6 +93,32 @@ def test_what_does_not_gain_stays() -> None:
     assert rows["layers.1"].format == "dense"
 
 
+@pytest.mark.parametrize("options", [{}, {"dtype": torch.int8}, {"fuse": True}])
+def test_a_released_model_gives_its_weights_away(options: dict) -> None:
+    """Those that two layers share go with the second; what stays dense is the copy's."""
+
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embedding, self.one, self.two = nn.Embedding(10, 32), nn.Linear(32, 32), nn.Linear(32, 32)
+            self.two.weight = self.one.weight
+            self.head = nn.Linear(32, 10, bias=False)
+            self.head.weight = self.embedding.weight
+
+        def forward(self, ids: torch.Tensor) -> torch.Tensor:
+            return self.head(self.two(self.one(self.embedding(ids)).relu()))
+
+    model, ids = Tied(), torch.arange(10)[None]
+    masks = prunus.find_masks(model, 0.75)
+    whole = compress(model, masks, ids, "always", **options)
+    fast = compress(model, masks, ids, "always", release=True, **options)
+    assert torch.equal(fast(ids), whole(ids))
+    assert [name for name, parameter in model.named_parameters() if parameter.is_meta] == [
+        "one.weight", "one.bias", "two.bias",
+    ]  # fmt: skip
+    assert fast.get_submodule("head").weight is model.embedding.weight
+
+
 def test_a_gain_must_be_larger_than_the_cost_of_a_call() -> None:
     for dense, ours, sure, likely in (
         (1e-3, 0.9e-3, True, True),

@@ -74,6 +74,62 @@ def own_pair(name: str, model: str) -> tuple[Any, Any] | None:
     return looked, measured
 
 
+def fitting_example(network: Any, data: Any) -> Any:
+    """One input of the data as a batch; refused where the network cannot run on it."""
+    from prunus.training.batches import first_inputs
+    from prunus.training.objective import check_fits
+
+    example = first_inputs(data, 1)
+    check_fits(network, example)
+    return example
+
+
+def data_pair(name: str, folder: Path | None, model: str = "") -> tuple[Any, Any]:
+    """Training and test data; the test data may be missing for a user's own set.
+
+    `model` is how the command names it: its folder holds the tokenizer for texts of the user's own.
+    """
+    from prunus.data import load
+    from prunus.errors import BadInput
+
+    own = own_pair(name, model)
+    if own is not None:
+        return own
+    if name == "imagenet":
+        raise BadInput(
+            "ImageNet does not come with Prunus: give your own data set with --data package.module:dataset, a function "
+            "of (split) that returns a torch Dataset of (image, label)."
+        )
+    train = load(name, split="train", folder=folder)
+    try:
+        return train, load(name, split="test", folder=folder)
+    except BadInput:
+        if ":" in name:
+            return train, None
+        raise
+
+
+def data_sets(name: str | None, folder: Path | None, model: str, look: bool) -> tuple[Any, Any]:
+    """(samples to look at, samples to measure on): the first only where the command needs to `look`."""
+    if name is None:
+        return None, None
+    return data_pair(name, folder, model) if look else (None, data_for(name, "test", folder, model))
+
+
+def points_of(data: Any, count: int) -> Any:
+    """The first inputs of a data set, stacked, for what is said about their surroundings."""
+    from prunus.adapters import batches
+    from prunus.errors import BadInput
+
+    found = next(batches(data, count)).inputs
+    if not found.is_floating_point():
+        raise BadInput(
+            "The data hold token ids or other whole numbers, which have no surroundings: give data of real numbers, "
+            "such as images."
+        )
+    return found[:count]
+
+
 def metric_for(metric: str | None, data: Any) -> str:
     """The metric that was asked for, or the one that fits the samples."""
     from prunus.training import metrics

@@ -5,69 +5,60 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
+from prunus.cli.options import flags, flags_of
 from prunus.errors import BadInput
+from prunus.training.settings import FitConfig, Schedule
+
+TRAINED = (
+    "optimizer", "lr", "momentum", "nesterov", "weight_decay", "schedule", "batch_size", "accumulate", "precision",
+    "ema", "clip", "label_smoothing", "augment", "workers",
+)  # fmt: skip
+"""Fields of `FitConfig` that are flags of every command that trains."""
+_ALONE = Parameter(negative="")
+_TYPES = {"schedule": str, "augment": str, "nesterov": Annotated[bool, _ALONE], "resume": Annotated[bool, _ALONE]}
+_RATES = {"milestones": Annotated[list[str], _ALONE]}
 
 
-@dataclass
-class Flags:
-    """How the run is made; what is not given is taken from the preset, or from the defaults."""
-
-    optimizer: Annotated[str | None, Parameter(help="sgd, adam or adamw.")] = None
-    lr: Annotated[float | None, Parameter(help="Learning rate.")] = None
-    momentum: Annotated[float | None, Parameter(help="Momentum of SGD.")] = None
-    weight_decay: Annotated[float | None, Parameter(help="Weight decay.")] = None
-    nesterov: Annotated[bool | None, Parameter(negative="", help="Nesterov's momentum.")] = None
-    schedule: Annotated[str | None, Parameter(help="constant, cosine, cosine-epoch, step or warmup.")] = None
-    warmup: Annotated[str | None, Parameter(help="How long the rate rises at first, as in 5ep.")] = None
-    milestones: Annotated[
-        list[str] | None, Parameter(negative="", help="Where a step schedule drops the rate, as in 80ep 120ep.")
-    ] = None
-    factor: Annotated[float | None, Parameter(help="By how much; a tenth unless given.")] = None
-    batch_size: Annotated[int | None, Parameter(help="Samples in a step.")] = None
-    accumulate: Annotated[int | None, Parameter(help="Parts in which a batch goes through the network.")] = None
-    precision: Annotated[str | None, Parameter(help="full, or bf16: forward passes under autocast.")] = None
-    ema: Annotated[float | None, Parameter(help="Decay of a running mean of the weights, as in 0.999.")] = None
-    label_smoothing: Annotated[float | None, Parameter(help="Part of a label spread over all classes.")] = None
-    augment: Annotated[str | None, Parameter(help="none, crop-flip or resized-crop-flip.")] = None
-    clip: Annotated[float | None, Parameter(help="Largest norm of the gradient.")] = None
-    workers: Annotated[int | None, Parameter(help="Processes that read the data.")] = None
+def training_flags(base: FitConfig) -> type:
+    """The flags of `FitConfig` and `Schedule`; what is not given is taken from the preset, or from `base`."""
+    rates = flags(Schedule, _RATES, ("warmup", "milestones", "factor"))
+    return flags_of("TrainingFlags", flags(FitConfig, _TYPES, TRAINED, base), rates)
 
 
-@dataclass
-class Place:
-    """Where the run is kept and shown."""
+if TYPE_CHECKING:
+    Place = Any
+else:
+    _FOLDER = Parameter(alias="-o", help="Run folder: record, weights, masks, curve, checkpoints.")
+    Place = flags_of(
+        "Place",
+        [("folder", Annotated[Path | None, _FOLDER], None)],
+        flags(FitConfig, {**_TYPES, "tensorboard": Path}, ("every", "resume", "tensorboard")),
+    )
 
-    folder: Annotated[
-        Path | None, Parameter(alias="-o", help="Run folder: record, weights, masks, curve, checkpoints.")
-    ] = None
-    every: Annotated[str, Parameter(help="How often to keep a checkpoint: 1ep, 500it or 10min.")] = "1ep"
-    resume: Annotated[bool, Parameter(negative="", help="Go on with the run in the folder.")] = False
-    tensorboard: Annotated[Path | None, Parameter(help="Folder for TensorBoard's event files.")] = None
 
-
-def configure(base: Any, flags: Flags, place: Place, seed: int, quiet: bool) -> tuple[Any, Any]:
-    """(`FitConfig`, run folder or None): `base` with the flags that were given."""
+def configure(base: FitConfig, flags: Any, place: Place, seed: int, quiet: bool) -> tuple[FitConfig, Any]:
+    """(configuration, run folder or None): `base` with the flags that were given; None gives none."""
     from prunus.training.records import RunFolder
 
-    given = {name: value for name, value in dataclasses.asdict(flags).items() if value is not None}
+    place = place or Place()
+    given = {} if flags is None else {name: value for name, value in vars(flags).items() if value is not None}
     _spell_schedule(given, base.schedule)
     if "optimizer" in given and given["optimizer"] != base.optimizer and "lr" not in given:
         given["lr"] = None  # the default of that optimizer
     if place.resume and place.folder is None:
         raise BadInput("--resume needs --folder: name the folder that holds the run.")
-    folder = RunFolder(place.folder, place.resume) if place.folder is not None else None
+    folder = RunFolder(place.folder, bool(place.resume)) if place.folder is not None else None
     config = base.replace(
         **given,
         seed=seed,
-        every=place.every,
+        every=place.every or base.every,
         folder=folder.checkpoints if folder is not None else None,
-        resume=place.resume,
+        resume=bool(place.resume),
         tensorboard=place.tensorboard,
         progress=False if quiet else None,
     )
@@ -76,8 +67,6 @@ def configure(base: Any, flags: Flags, place: Place, seed: int, quiet: bool) -> 
 
 def _spell_schedule(given: dict[str, Any], before: Any) -> None:
     """Put what was said of the schedule's parts into one `Schedule`."""
-    from prunus.training import Schedule
-
     parts = {name: given.pop(name) for name in ("warmup", "milestones", "factor") if name in given}
     if not parts:
         return
@@ -91,42 +80,6 @@ def _spell_schedule(given: dict[str, Any], before: Any) -> None:
     if shape != "step" and ("milestones" in parts or "factor" in parts):
         raise BadInput(f"--milestones and --factor belong to --schedule step, not {shape}.")
     given["schedule"] = Schedule("cosine" if shape == "warmup" else shape, **parts)
-
-
-def fitting_example(network: Any, data: Any) -> Any:
-    """One input of the data as a batch; refused where the network cannot run on it."""
-    from prunus.training.batches import first_inputs
-    from prunus.training.objective import check_fits
-
-    example = first_inputs(data, 1)
-    check_fits(network, example)
-    return example
-
-
-def data_pair(name: str, folder: Path | None, model: str = "") -> tuple[Any, Any]:
-    """Training and test data; the test data may be missing for a user's own set.
-
-    `model` is how the command names it: its folder holds the tokenizer for texts of the user's own.
-    """
-    from prunus.cli._inputs import own_pair
-    from prunus.data import load
-
-    own = own_pair(name, model)
-    if own is not None:
-        return own
-
-    if name == "imagenet":
-        raise BadInput(
-            "ImageNet does not come with Prunus: give your own data set with --data package.module:dataset, a function "
-            "of (split) that returns a torch Dataset of (image, label)."
-        )
-    train = load(name, split="train", folder=folder)
-    try:
-        return train, load(name, split="test", folder=folder)
-    except BadInput:
-        if ":" in name:
-            return train, None
-        raise
 
 
 @contextlib.contextmanager

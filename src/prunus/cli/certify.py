@@ -57,14 +57,14 @@ def certify(
     from prunus.certificates import Certificate, CertifyOptions
     from prunus.certificates import certify as certify_networks
     from prunus.certificates import verify as verify_file
-    from prunus.cli._inputs import example_or_none
+    from prunus.cli._inputs import example_or_none, fitting_example
     from prunus.cli.output import progress
     from prunus.models import resolve
 
     torch.manual_seed(seed)  # a model without weights from a file is the same in every run
     network = resolve(model, str(weights) if weights else None).eval()
     other = _pruned(model, network, masks, pruned, sparsity, tuple(exclude or ()))
-    test = test_data(data, data_dir, samples, statistical)
+    test = test_data(data, data_dir, model, samples, statistical)
     found: Certificate
     with progress("certifying", None, quiet=json) as advance:
         options = CertifyOptions(seconds=seconds, progress=lambda text: advance(0, text))
@@ -74,7 +74,7 @@ def certify(
             found = verify_file(verify, network, other, options=options)
         else:
             domain = domain_of(radius, samples, test)
-            example = example_or_none(network, 1, input, input_ids) if test is None else test[0][0][None]
+            example = example_or_none(network, 1, input, input_ids) if test is None else fitting_example(network, test)
             found = certify_networks(network, other, domain, attack=attack, seed=seed, example=example, options=options)
     record: dict[str, Any] = {"model": model, **found.to_dict(), "statement": found.statement}
     record["verified"] = str(verify) if verify else None
@@ -109,27 +109,24 @@ def _pruned(
     return find_masks(network, sparsity, exclude=exclude)
 
 
-def test_data(data: str | None, folder: Path | None, samples: int, statistical: bool) -> Any:
+def test_data(data: str | None, folder: Path | None, model: str, samples: int, statistical: bool) -> Any:
+    """The samples to certify on; None where there are none and none are needed."""
+    from prunus.cli._inputs import data_sets
     from prunus.errors import BadInput
 
-    if data is None:
-        if samples or statistical:
-            raise BadInput("--samples and --statistical need --data.")
-        return None
-    from prunus.data import load
-
-    return load(data, split="test", folder=folder)
+    if data is None and (samples or statistical):
+        raise BadInput("--samples and --statistical need --data.")
+    return data_sets(data, folder, model, look=False)[1]
 
 
 def domain_of(radius: float | None, samples: int, test: Any) -> Any:
-    import torch
-
+    """The surroundings of the first samples, or a ball around 0."""
     from prunus.certificates import Ball
     from prunus.certificates import Samples as SamplesDomain
+    from prunus.cli._inputs import points_of
 
     if samples:
-        points = torch.stack([torch.as_tensor(test[number][0]) for number in range(min(samples, len(test)))])
-        return SamplesDomain(points, 0.0 if radius is None else radius)
+        return SamplesDomain(points_of(test, samples), 0.0 if radius is None else radius)
     return Ball(1.0 if radius is None else radius)
 
 

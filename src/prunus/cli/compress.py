@@ -72,7 +72,8 @@ def compress(
     kept = Masks.load(masks) if masks else None
     inputs = None if activations is None else _dtype(activations)
     stored = torch.int8 if inputs is not None and dtype == "float32" else _dtype(dtype)
-    fast = sparse.compress(network, kept, example, select, stored, inputs, fuse=fuse)
+    # Only the export reads the dense network again.
+    fast = sparse.compress(network, kept, example, select, stored, inputs, fuse=fuse, release=onnx is None)
     record: dict[str, Any] = {"model": model, "layers": sparse.explain(fast), **_sizes(network, fast)}
     if output is not None:
         record["file"] = str(_saved(fast, output, model, None if embeddings is None else _dtype(embeddings)))

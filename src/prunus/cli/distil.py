@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from prunus.cli._inputs import Metric
-from prunus.cli._training import Flags, Place, configure, data_pair, show_run
+from prunus.cli._inputs import Metric, data_pair
+from prunus.cli._training import Place, configure, show_run, training_flags
 from prunus.cli.options import Data, DataDir, Json, Model, Seed
+from prunus.training.settings import FitConfig
+
+BASE = FitConfig(optimizer="adamw", lr=5e-4, weight_decay=0.0, batch_size=32)
+
+if TYPE_CHECKING:
+    Flags = Any
+else:
+    Flags = training_flags(BASE)
 
 
 def distil(
@@ -50,7 +58,7 @@ def distil(
     from prunus.contract import Masks
     from prunus.errors import BadInput
     from prunus.models import resolve, save_weights
-    from prunus.training import DistilOptions, FitConfig
+    from prunus.training import DistilOptions
     from prunus.training import distil as teach
 
     if data is None or weights is None:
@@ -59,9 +67,7 @@ def distil(
     student = resolve(model, str(weights))
     torch.manual_seed(seed)
     original = resolve(model, str(teacher) if teacher else None).eval()
-    flags, place = flags or Flags(), place or Place()
-    base = FitConfig(optimizer="adamw", lr=5e-4, weight_decay=0.0, batch_size=32)
-    config, folder = configure(base, flags, place, seed, json)
+    config, folder = configure(BASE, flags, place, seed, json)
     train, test = data_pair(data, data_dir, model)
     before = quality(student, test, metric, "before")
     held = None if masks is None else Masks.load(masks)

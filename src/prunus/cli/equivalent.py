@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
+from prunus.cli._inputs import Input
 from prunus.cli.options import Data, DataDir, Exclude, Json, Seed, Weights
 
 First = Annotated[str, Parameter(help="A network: zoo name, `hf:FOLDER`, `package.module:factory`, or a .onnx file.")]
@@ -28,6 +29,7 @@ def equivalent(
     radius: Annotated[float, Parameter(help="2-norm radius of those neighbourhoods.")] = 0.01,
     data: Data = None,
     data_dir: DataDir = None,
+    input: Input = None,
     labels: Annotated[bool, Parameter(negative="", help="Ask for equal labels instead of a tolerance.")] = False,
     tolerance: Annotated[float, Parameter(help="Largest difference allowed.")] = 0.05,
     norm: Annotated[str, Parameter(help='"max" (every output by itself) or 2.')] = "max",
@@ -56,7 +58,8 @@ def equivalent(
         raise BadInput(f'--norm is "max" or 2, not {norm!r}.')
     first = _network(model, weights)
     second = _other(model, first, other, other_weights, masks, sparsity, tuple(exclude or ()))
-    domains = _domains(first, spec, box, points, radius, data, data_dir)
+    test = _test(data, data_dir, model, points)
+    domains = _domains(_shape(first, input), spec, box, points, radius, test)
     verdicts = []
     with progress("deciding", None, quiet=json) as advance:
         for name, domain in domains:
@@ -122,24 +125,45 @@ def _other(
     return find_masks(network, sparsity, exclude=exclude)
 
 
+def _test(data: str | None, folder: Path | None, model: str, points: int) -> Any:
+    """The samples whose surroundings are looked at."""
+    from prunus.cli._inputs import data_sets
+    from prunus.errors import BadInput
+
+    if points and data is None:
+        raise BadInput("--points needs --data.")
+    return data_sets(data if points else None, folder, model, look=False)[1]
+
+
+def _shape(network: Any, told: str | None) -> tuple[int, ...] | None:
+    """The shape of one input: as told, or as the network knows it; None where neither says."""
+    from prunus.cli._inputs import example_or_none
+
+    if told is None and getattr(network, "input_shape", None) is not None:
+        return tuple(network.input_shape)
+    example = example_or_none(network, 1, told)
+    if isinstance(example, dict):  # a model of transformers
+        example = next(iter(example.values()))
+    return None if example is None else tuple(example.shape[1:])
+
+
 def _domains(
-    network: Any,
+    shape: tuple[int, ...] | None,
     spec: Path | None,
     box: tuple[float, float] | None,
     points: int,
     radius: float,
-    data: str | None,
-    folder: Path | None,
+    test: Any,
 ) -> list[tuple[str, Any]]:
     import torch
 
     from prunus.certificates import Box, Samples
     from prunus.certificates.vnnlib import read_vnnlib
+    from prunus.cli._inputs import points_of
     from prunus.errors import BadInput
 
     if sum((spec is not None, box is not None, points > 0)) != 1:
         raise BadInput("Say where to compare, in one way: --spec FILE, --box LOW HIGH, or --points COUNT with --data.")
-    shape = getattr(network, "input_shape", None)
     if spec is not None:
         found = read_vnnlib(spec)
         if shape is not None and found.low.numel() == torch.Size(shape).numel():  # type: ignore[union-attr]
@@ -148,14 +172,8 @@ def _domains(
     if box is not None:
         low, high = (torch.full(shape, side, dtype=torch.float64) if shape else side for side in box)
         return [(f"[{box[0]:g}, {box[1]:g}]", Box(low, high))]
-    if data is None:
-        raise BadInput("--points needs --data.")
-    from prunus.data import load
-
-    test: Any = load(data, split="test", folder=folder)
-    count = min(points, len(test))
-    inputs = torch.stack([torch.as_tensor(test[number][0]) for number in range(count)])
-    return [(f"point {number}", Samples(inputs[number : number + 1], radius)) for number in range(count)]
+    inputs = points_of(test, points)
+    return [(f"point {number}", Samples(inputs[number : number + 1], radius)) for number in range(len(inputs))]
 
 
 def _print(model: str, verdicts: list[tuple[str, Any]], output: Path | None, json: bool) -> None:

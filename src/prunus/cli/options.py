@@ -6,7 +6,7 @@ import dataclasses
 import inspect
 import re
 import typing
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -34,28 +34,52 @@ Seed = Annotated[
     ),
 ]
 Json = Annotated[bool, Parameter(name="--json", negative="", help="Print one JSON document instead of tables.")]
+State = Annotated[
+    Path | None, Parameter(help="Keep the state here; the same command goes on from it if it is broken off.")
+]
+NewWeights = Annotated[
+    Path | None, Parameter(alias="-o", help="Where the new weights go (safetensors); masks go beside them.")
+]
+Pattern = Annotated[str, Parameter(help="unstructured, balanced:B, N:M, kernels, channels or blocks:RxC.")]
 Exclude = Annotated[
     list[str], Parameter(negative="", help="Names or globs of layers that are never pruned; may be repeated.")
 ]
 
 
-def flags_of(owner: type, own_types: Mapping[str, Any], group: Parameter) -> type:
-    """A dataclass of flags with the fields of `owner`, all None unless given.
+def flags_of(name: str, *fields: list[tuple[str, Any, None]]) -> type:
+    """A dataclass of flags, all None unless given, of the fields that `flags` makes."""
+    made = [field for part in fields for field in part]
+    return dataclasses.make_dataclass(name, made, frozen=True, namespace={"__module__": __name__})
 
-    The help of a flag is the field's line under "Attributes:" in the docstring of `owner`, with its default.
-    `own_types` has the types of flags that are not those of the fields.
+
+def flags(
+    owner: type, own_types: Mapping[str, Any] | None = None, names: Collection[str] = (), base: Any = None
+) -> list[tuple[str, Any, None]]:
+    """Flags for the fields of the dataclass `owner`.
+
+    The help of a flag is the field's `help` in its metadata, else its line under "Attributes:" in the docstring of
+    `owner`, with its default.
+
+    Args:
+        owner: the dataclass.
+        own_types: types of flags that are not those of the fields.
+        names: which fields; all unless given.
+        base: has the defaults of this command, where they are not those of `owner`.
     """
     texts, hints = attributes(owner), typing.get_type_hints(owner)
-    made = []
+    made: list[tuple[str, Any, None]] = []
     for field in dataclasses.fields(owner):
-        kind = own_types.get(field.name, hints[field.name])
-        text = texts[field.name]
-        if field.default not in ("", (), True, False):
-            text += f" {field.default} unless given."
+        if names and field.name not in names:
+            continue
+        text, default = field.metadata.get("help", texts[field.name]), field.default
+        if base is not None and getattr(base, field.name) != getattr(owner(), field.name):
+            default = getattr(base, field.name)
+            text = re.sub(r"; [^;]* unless given", "", text)
+        if isinstance(default, (int, float, str)) and not isinstance(default, bool) and default != "":
+            text += f" {default if isinstance(default, str) else format(default, 'g')} unless given."
+        kind = (own_types or {}).get(field.name, hints[field.name])
         made.append((field.name, Annotated[kind | None, Parameter(help=text)], None))
-    return group(
-        dataclasses.make_dataclass(f"{owner.__name__}Flags", made, frozen=True, namespace={"__module__": __name__})
-    )
+    return made
 
 
 def attributes(owner: type) -> dict[str, str]:

@@ -8,8 +8,8 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from prunus.cli._inputs import Input, InputIds
-from prunus.cli.certify import domain_of, test_data
-from prunus.cli.options import Data, DataDir, Exclude, Json, Model, Seed, Weights
+from prunus.cli.certify import domain_of
+from prunus.cli.options import Data, DataDir, Exclude, Json, Model, Pattern, Seed, Weights
 
 
 def plan(
@@ -18,9 +18,7 @@ def plan(
     error: Annotated[float, Parameter(help="The budget: how far the output may move, in the 2-norm.")],
     weights: Weights = None,
     score: Annotated[str, Parameter(help="magnitude, random, snip, grasp, synflow or wanda.")] = "magnitude",
-    pattern: Annotated[
-        str, Parameter(help="unstructured, balanced:B, N:M, kernels, channels or blocks:RxC.")
-    ] = "unstructured",
+    pattern: Pattern = "unstructured",
     allocation: Annotated[
         str, Parameter(help="bound, or damage: also try layers as their errors on --data spread them.")
     ] = "bound",
@@ -52,19 +50,20 @@ def plan(
 
     from prunus.certificates import OnData, PlanSettings
     from prunus.certificates import plan as make_plan
-    from prunus.cli._inputs import example_or_none
-    from prunus.cli._training import fitting_example
+    from prunus.cli._inputs import data_sets, example_or_none, fitting_example
     from prunus.cli.output import progress
+    from prunus.errors import BadInput
     from prunus.models import resolve
+    from prunus.pruning.scores import needs_data
 
     torch.manual_seed(seed)  # a model without weights from a file is the same in every run
     network = resolve(model, str(weights) if weights else None).eval()
-    test = test_data(data, data_dir, samples, statistical)
+    if data is None and (samples or statistical):
+        raise BadInput("--samples and --statistical need --data.")
+    train, test = data_sets(data, data_dir, model, look=allocation == "damage" or needs_data(score))
     example = example_or_none(network, 1, input, input_ids) if test is None else fitting_example(network, test)
     domain: Any = OnData(test, confidence) if statistical else domain_of(radius, samples, test)
-    settings = PlanSettings(
-        seed=seed, example=example, data=_train(data, data_dir, score, allocation), allocation=allocation
-    )
+    settings = PlanSettings(seed=seed, example=example, data=train, allocation=allocation)
     with progress("planning", None, quiet=json):
         found = make_plan(
             network, domain, error, score=score, pattern=pattern, exclude=tuple(exclude or ()), settings=settings
@@ -74,17 +73,6 @@ def plan(
         found.masks.save(output)
         record["masks_file"] = str(output)
     _print(record, found, json)
-
-
-def _train(data: str | None, folder: Path | None, score: str, allocation: str) -> Any:
-    """The training set, only where the score or the allocation looks at it."""
-    from prunus.pruning.scores import needs_data
-
-    if data is None or (allocation != "damage" and not needs_data(score)):
-        return None
-    from prunus.data import load
-
-    return load(data, split="train", folder=folder)
 
 
 def _print(record: dict[str, Any], found: Any, json: bool) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from prunus.cli._inputs import Input, InputIds, Metric
-from prunus.cli.options import Data, DataDir, Exclude, Json, Model, Seed, Weights
+from prunus.cli.options import Data, DataDir, Exclude, Json, Model, Pattern, Seed, Weights
 
 
 def prune(
@@ -21,9 +21,7 @@ def prune(
             help="magnitude, random, random-with-replacement, snip, grasp, synflow, wanda or `package.module:score`."
         ),
     ] = "magnitude",
-    pattern: Annotated[
-        str, Parameter(help="unstructured, balanced:B, N:M, kernels, channels or blocks:RxC.")
-    ] = "unstructured",
+    pattern: Pattern = "unstructured",
     allocation: Annotated[str, Parameter(help="uniform, global, erk or lamp.")] = "uniform",
     exclude: Exclude | None = None,
     reconstruct: Annotated[
@@ -54,17 +52,17 @@ def prune(
     """
     import torch
 
-    from prunus.cli._inputs import example_or_none
-    from prunus.cli._training import fitting_example
+    from prunus.cli._inputs import data_sets, example_or_none, fitting_example
     from prunus.errors import BadInput
     from prunus.models import resolve
     from prunus.pruning import find_masks
+    from prunus.pruning.scores import needs_data
 
     torch.manual_seed(seed)
     network = resolve(model, str(weights) if weights else None).eval()
     if reconstruct and data is None:
         raise BadInput("--reconstruct needs data: name some with --data, as in --data digits.")
-    train, test = _data(data, data_dir, score, model, reconstruct)
+    train, test = data_sets(data, data_dir, model, look=reconstruct or needs_data(score))
     masks = find_masks(
         network,
         sparsity,
@@ -104,21 +102,6 @@ def _summary(network: Any, masks: Any, example: Any, told: bool) -> tuple[list[A
         if told or example is None:
             raise
         return summarise(network, masks, None), str(error)
-
-
-def _data(name: str | None, folder: Path | None, score: str, model: str, always: bool) -> tuple[Any, Any]:
-    """(train, test) sets; the training set only where the score needs it, or `always`."""
-    if name is None:
-        return None, None
-    from prunus.cli._inputs import data_for, own_pair
-    from prunus.pruning.scores import needs_data
-
-    if always or needs_data(score):
-        own = own_pair(name, model)
-        if own is not None:
-            return own
-    test = data_for(name, "test", folder, model)
-    return data_for(name, "train", folder, model) if always or needs_data(score) else None, test
 
 
 def _settle(network: Any, masks: Any, samples: Any, seed: int) -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from prunus.cli.options import Data, DataDir, Exclude, Json, Seed, Weights
+from prunus.cli._inputs import Metric
+from prunus.cli.options import Data, DataDir, Exclude, Json, NewWeights, Seed, State, Weights
 
 
 def recipe(
@@ -22,12 +22,9 @@ def recipe(
     weights: Weights = None,
     data: Data = None,
     data_dir: DataDir = None,
-    folder: Annotated[
-        Path | None, Parameter(help="Keep the state here; the same command goes on from it if it is broken off.")
-    ] = None,
-    output: Annotated[
-        Path | None, Parameter(alias="-o", help="Where the new weights go (safetensors); masks go beside them.")
-    ] = None,
+    metric: Metric = None,
+    folder: State = None,
+    output: NewWeights = None,
     seed: Seed = 0,
     json: Json = False,
 ) -> None:
@@ -39,10 +36,11 @@ def recipe(
     """
     import torch
 
+    from prunus.cli._inputs import data_pair, quality
     from prunus.errors import BadInput
     from prunus.models import resolve
-    from prunus.training import evaluate, recipes
     from prunus.training import recipe as read
+    from prunus.training import recipes
 
     if name is None:
         _list(recipes(), json)
@@ -53,15 +51,12 @@ def recipe(
     found = found.replace(sparsity=sparsity, pattern=pattern, exclude=tuple(exclude) if exclude else None)
     torch.manual_seed(seed)
     network = resolve(model, str(weights) if weights else None).eval()
-    from prunus.cli._training import data_pair
-
-    train, test = data_pair(data, data_dir)
-    before = None if test is None else evaluate(network, test)[1]
+    train, test = data_pair(data, data_dir, model)
+    before = quality(network, test, metric, "before")
     masks = found.run(network, train, folder=folder, seed=seed, progress=False if json else None)
     record: dict[str, Any] = {"model": model, "recipe": found.name, "sparsity": masks.sparsity}
     record |= {"layers": masks.notes["layers"], "steps": masks.notes["steps"]}
-    if before is not None:
-        record |= {"accuracy_before": before, "accuracy_after": evaluate(network, test)[1]}
+    record |= before | quality(network, test, metric, "after")
     if output is not None:
         from prunus.cli.prune import write_pruned
 
@@ -80,6 +75,7 @@ def _list(found: Any, json: bool) -> None:
 
 
 def _print(record: dict[str, Any], json: bool) -> None:
+    from prunus.cli._inputs import quality_line
     from prunus.cli.output import console, print_json
 
     if json:
@@ -89,7 +85,7 @@ def _print(record: dict[str, Any], json: bool) -> None:
     out.print(f"{record['recipe']}: sparsity {record['sparsity']:.4f}")
     for name, rows in record["steps"].items():
         out.print(f"{name}: loss {rows[0]['loss']:.4g} in the first epoch, {rows[-1]['loss']:.4g} in the last")
-    if "accuracy_before" in record:
-        out.print(f"accuracy {record['accuracy_before']:.2%} before, {record['accuracy_after']:.2%} after")
+    if "metric" in record:
+        out.print(quality_line(record))
     if "weights_file" in record:
         out.print(f"wrote {record['weights_file']} and {record['masks_file']}")

@@ -8,16 +8,14 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from prunus.cli._inputs import Metric
-from prunus.cli.options import Data, DataDir, Exclude, Json, Model, Seed, Weights
+from prunus.cli.options import Data, DataDir, Exclude, Json, Model, NewWeights, Pattern, Seed, State, Weights
 
 
 def reconstruct(
     model: Model,
     *,
     sparsity: Annotated[float, Parameter(help="Fraction of zeros among the prunable weights, in [0, 1).")] = 0.5,
-    pattern: Annotated[
-        str, Parameter(help="unstructured, balanced:B, N:M, kernels, channels or blocks:RxC.")
-    ] = "balanced:16",
+    pattern: Pattern = "balanced:16",
     allocation: Annotated[str, Parameter(help="uniform, global, erk, lamp or damage.")] = "uniform",
     exclude: Exclude | None = None,
     misfits: Annotated[str, Parameter(help="Layers the pattern does not fit: error, or skip them.")] = "error",
@@ -29,12 +27,8 @@ def reconstruct(
     samples: Annotated[int, Parameter(help="Samples to look at; their labels are not used.")] = 512,
     refine: Annotated[int, Parameter(help="Rounds of the search for better masks; 0 leaves it out.")] = 60,
     descent: Annotated[int, Parameter(help="Passes with gradient steps on the output of each block.")] = 0,
-    folder: Annotated[
-        Path | None, Parameter(help="Keep the state here after every block; the same command goes on from it.")
-    ] = None,
-    output: Annotated[
-        Path | None, Parameter(alias="-o", help="Where the new weights go (safetensors); masks go beside them.")
-    ] = None,
+    folder: State = None,
+    output: NewWeights = None,
     seed: Seed = 0,
     json: Json = False,
 ) -> None:
@@ -48,7 +42,7 @@ def reconstruct(
     """
     import torch
 
-    from prunus.cli._inputs import quality
+    from prunus.cli._inputs import data_pair, quality
     from prunus.contract import Masks
     from prunus.errors import BadInput
     from prunus.models import resolve
@@ -59,7 +53,7 @@ def reconstruct(
         raise BadInput("reconstruct needs data: name some with --data, as in --data digits.")
     torch.manual_seed(seed)
     network = resolve(model, str(weights) if weights else None).eval()
-    train, test = _data(data, data_dir, model)
+    train, test = data_pair(data, data_dir, model)
     before = quality(network, test, metric, "before")
     found = rebuild(
         network,
@@ -87,12 +81,6 @@ def reconstruct(
 
         record |= write_pruned(network, found, output)
     _print(record, json)
-
-
-def _data(name: str, folder: Path | None, model: str) -> tuple[Any, Any]:
-    from prunus.cli._training import data_pair
-
-    return data_pair(name, folder, model)
 
 
 def _print(record: dict[str, Any], json: bool) -> None:

@@ -112,7 +112,7 @@ def _count(network: Any) -> int:
 def _data(name: str | None, folder: Path | None, model: str) -> tuple[Any, Any]:
     if name is None:
         return None, None
-    from prunus.cli._training import data_pair
+    from prunus.cli._inputs import data_pair
 
     return data_pair(name, folder, model)
 
@@ -123,7 +123,7 @@ def _example(network: Any, train: Any, shape: str | None) -> Any:
     from prunus.errors import BadInput
 
     if train is not None:
-        from prunus.cli._training import fitting_example
+        from prunus.cli._inputs import fitting_example
 
         return fitting_example(network, train)
     if shape is None:

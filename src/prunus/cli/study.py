@@ -13,7 +13,7 @@ from cyclopts import Group, Parameter
 
 from prunus import cli
 from prunus.cli import visible
-from prunus.cli.options import Json, Seed, flags_of
+from prunus.cli.options import Json, Seed, flags, flags_of
 from prunus.study.grid import Settings
 
 _Many = Parameter(consume_multiple=True, negative="")
@@ -45,7 +45,8 @@ if TYPE_CHECKING:
     Choices = Any
 else:
     _OWN = {"weights": Path, "data_dir": Path, "exclude": Annotated[list[str], Parameter(negative="")]}
-    Choices = flags_of(Settings, _OWN, Parameter(name="*", group=Group("What all cells share", sort_key=2)))
+    _Shared = Parameter(name="*", group=Group("What all cells share", sort_key=2))
+    Choices = _Shared(flags_of("Choices", flags(Settings, _OWN)))
 
 
 @Parameter(name="*", group=Group("Where and how they run", sort_key=3))

@@ -51,15 +51,16 @@ def tangent(
     import torch
 
     from prunus.charts import check_target
+    from prunus.cli._inputs import data_pair
     from prunus.cli.output import progress
-    from prunus.data import load
     from prunus.tangent.comparison import ComparisonPlan, Sample, compare
 
     if plot is not None:
         check_target(plot)
     torch.manual_seed(seed)
     levels, factors = densities or [1.0, 0.5, 0.1], widths or [1.0]
-    train, test = load(data, split="train", folder=data_dir), load(data, split="test", folder=data_dir)
+    train, test = data_pair(data, data_dir, model)
+    test = train if test is None else test  # a data set of one's own may have one part only
     sample = Sample.of(train, test, inputs, tests, seed)
     plan = ComparisonPlan(
         levels, 1 if weights else networks, score, prune_input, train if score != "random" else None, seed

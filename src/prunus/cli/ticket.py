@@ -4,12 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from prunus.cli._training import Flags, Place, configure, data_pair, print_presets, processes, show_run
+from prunus.cli._inputs import data_pair
+from prunus.cli._training import Place, configure, print_presets, processes, show_run, training_flags
 from prunus.cli.options import Data, DataDir, Exclude, Json, Seed
+from prunus.training.settings import FitConfig
+
+BASE = FitConfig(lr=0.3, schedule="cosine-epoch")
+
+if TYPE_CHECKING:
+    Flags = Any
+else:
+    Flags = training_flags(BASE)
 
 
 @dataclass
@@ -66,7 +75,7 @@ def ticket(
     if presets:
         print_presets(json, searches=True)
         return
-    search, flags, place = search or SearchOptions(), flags or Flags(), place or Place()
+    search = search or SearchOptions()
     found = _preset(preset)
     model, data = model or found.get("model"), data or found.get("data")
     if model is None or data is None:
@@ -75,7 +84,7 @@ def ticket(
         config, folder = configure(found["config"], flags, place, seed, json or not speaks)
         config = config.replace(spectral_penalty=search.spectral_penalty)
         chosen = _arguments(found, search, init, length)
-        result = _search(model, data_pair(data, data_dir), chosen, config, tuple(exclude or ()), seed)
+        result = _search(model, data_pair(data, data_dir, model), chosen, config, tuple(exclude or ()), seed)
         settings = {"model": model, "data": data, "preset": preset, "seed": seed, **result.record}
         record = {**settings, "sparsity": result.masks.sparsity, "notes": result.history.notes}
         record["final"] = result.history[-1].to_dict() if result.history else None
@@ -88,12 +97,11 @@ def ticket(
 
 def _preset(name: str | None) -> dict[str, Any]:
     from prunus.errors import BadInput
-    from prunus.training import FitConfig
     from prunus.training.presets import preset
 
     if name is None:
         return {
-            "config": FitConfig(lr=0.3, schedule="cosine-epoch"),
+            "config": BASE,
             "method": "iterand",
             "length": "100ep",
             "init": "signed_constant",

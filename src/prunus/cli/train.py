@@ -5,12 +5,15 @@ from __future__ import annotations
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from prunus.cli._training import Flags, Place, configure, data_pair, print_presets, processes, show_run
-from prunus.cli.options import Data, DataDir, Exclude, Json, Seed, Weights
+from prunus.cli._inputs import data_pair
+from prunus.cli._training import Place, configure, print_presets, processes, show_run, training_flags
+from prunus.cli.options import Data, DataDir, Exclude, Json, Pattern, Seed, Weights, flags_of
+from prunus.cli.options import flags as flags_from
+from prunus.training.settings import FitConfig
 
 METHODS = ("dense", "random", "snip", "grasp", "synflow", "magnitude", "gradual", "set", "rigl", "imp")
 
@@ -27,9 +30,7 @@ class Pruning:
         ),
     ] = "dense"
     sparsity: Annotated[float, Parameter(help="Fraction of zeros at the end, in [0, 1).")] = 0.9
-    pattern: Annotated[str, Parameter(help="unstructured, balanced:B, N:M, kernels, channels or blocks:RxC.")] = (
-        "unstructured"
-    )
+    pattern: Pattern = "unstructured"
     allocation: Annotated[
         str | None, Parameter(help="uniform, global, erk or lamp; imp is global unless told, the others uniform.")
     ] = None
@@ -56,21 +57,12 @@ class Pruning:
     regrow_fraction: Annotated[float, Parameter(help="Part of the weights that set and rigl exchange at first.")] = 0.3
 
 
-@dataclass
-class Terms:
-    """Terms beside the loss."""
-
-    spectral_penalty: Annotated[
-        float, Parameter(help="Weight of the squared spectral norms; 2e-3 tightens certificates several times.")
-    ] = 0.0
-    distill_from: Annotated[
-        Path | None, Parameter(help="Weights of a trained network of the same kind to learn from.")
-    ] = None
-    distill_weight: Annotated[float, Parameter(help="Share of the trained network's outputs in the loss.")] = 0.5
-    temperature: Annotated[float, Parameter(help="How much those outputs are softened.")] = 4.0
-    recalibrate: Annotated[
-        int, Parameter(help="Batches on which batch norms are measured anew after training; 10 is enough.")
-    ] = 0
+if TYPE_CHECKING:
+    Flags = Terms = Any
+else:
+    Flags = training_flags(FitConfig())
+    _TERMS = ("spectral_penalty", "distill_from", "distill_weight", "temperature")
+    Terms = flags_of("Terms", flags_from(FitConfig, {"distill_from": Path}, _TERMS))
 
 
 def train(
@@ -83,6 +75,9 @@ def train(
     pruning: Annotated[Pruning | None, Parameter(name="*")] = None,
     flags: Annotated[Flags | None, Parameter(name="*")] = None,
     terms: Annotated[Terms | None, Parameter(name="*")] = None,
+    recalibrate: Annotated[
+        int, Parameter(help="Batches on which batch norms are measured anew after training; 10 is enough.")
+    ] = 0,
     place: Annotated[Place | None, Parameter(name="*")] = None,
     exclude: Exclude | None = None,
     weights: Weights = None,
@@ -101,11 +96,12 @@ def train(
     --pattern balanced:16 -o runs/digits`
     """
     from prunus.errors import BadInput, UnknownName
+    from prunus.models import resolve
 
     if presets:
         print_presets(json, searches=False)
         return
-    pruning, flags, terms, place = pruning or Pruning(), flags or Flags(), terms or Terms(), place or Place()
+    pruning = pruning or Pruning()
     if pruning.method not in METHODS:
         raise UnknownName("way to train", pruning.method, METHODS)
     _check_methods(pruning)
@@ -116,17 +112,15 @@ def train(
         quiet = json or not speaks
         network = _network(model, weights, init, seed)
         config, folder = configure(base, flags, place, seed, quiet)
-        config = config.replace(
-            spectral_penalty=terms.spectral_penalty,
-            distill_from=_teacher(model, terms.distill_from),
-            distill_weight=terms.distill_weight,
-            temperature=terms.temperature,
-        )
+        beside = {name: value for name, value in vars(terms or Terms()).items() if value is not None}
+        if "distill_from" in beside:
+            beside["distill_from"] = resolve(model, str(beside["distill_from"])).eval()
+        config = config.replace(**beside)
         pair = data_pair(data, data_dir, model)
         about = {"network": model, "init": init, "method": pruning.method, "rescale": pruning.rescale}
         history, masks, extra = _run(network, pair, length, config, pruning, tuple(exclude or ()), about)
-        if terms.recalibrate:
-            extra |= _recalibrate(network, pair, terms.recalibrate)
+        if recalibrate:
+            extra |= _recalibrate(network, pair, recalibrate)
         settings = {"model": model, "data": data, "length": length, "preset": preset, "init": init, "seed": seed}
         settings |= {"method": pruning.method, "rescale": pruning.rescale, "config": config.record()}
         record = {**settings, **extra, "final": history[-1].to_dict() if history else None, "notes": history.notes}
@@ -156,7 +150,6 @@ def _check_methods(pruning: Pruning) -> None:
 
 def _preset(name: str | None, model: Any, data: Any, length: Any, init: Any) -> tuple[Any, Any, Any, str, Any]:
     from prunus.errors import BadInput
-    from prunus.training import FitConfig
     from prunus.training.presets import preset
 
     if name is None:
@@ -178,12 +171,6 @@ def _network(model: str, weights: Path | None, init: str | None, seed: int) -> A
         torch.manual_seed(seed)
         network = resolve(model, str(weights) if weights else None)
     return initialise(network, init, seed=seed) if init is not None else network
-
-
-def _teacher(model: str, weights: Path | None) -> Any:
-    from prunus.models import resolve
-
-    return resolve(model, str(weights)).eval() if weights is not None else None
 
 
 def _run(

@@ -22,7 +22,17 @@ from prunus.sparse._candidates import (
     usual_shape,
 )
 from prunus.sparse._channels import remove_channels_
-from prunus.sparse._copies import ModelInputs, as_example, mask_copy, own, require_equal, run, share_packed, sharing
+from prunus.sparse._copies import (
+    ModelInputs,
+    Spent,
+    as_example,
+    mask_copy,
+    own,
+    require_equal,
+    run,
+    share_packed,
+    sharing,
+)
 from prunus.sparse._errors import output_errors
 from prunus.sparse._explain import make_row
 from prunus.sparse._foreign import Cast, PaddedConv2d
@@ -31,7 +41,7 @@ from prunus.sparse._integer import check_activations
 from prunus.sparse._measure import Timing, compare, in_turn
 from prunus.sparse._modules import PackedModule, check_order
 from prunus.sparse._packed import KINDS
-from prunus.sparse._plan import SparsePlan, describe, install, plan_of
+from prunus.sparse._plan import SparsePlan, StoredLayer, describe, install, plan_of
 from prunus.sparse._pretrained import offer_save_pretrained
 
 LEAST_SPARSITY = 0.3  # below this share of zeros a layer is not tried unless it is named ...
@@ -50,6 +60,7 @@ def compress(
     fuse: bool = False,
     permutations: Mapping[str, Tensor] | None = None,
     calibration: Any = None,
+    release: bool = False,
 ) -> nn.Module:
     """A copy for inference in which layers with enough zeros run on packed weights.
 
@@ -78,6 +89,9 @@ def compress(
             batches: what `prunus.adapters.batches` reads; up to 512 samples, labels ignored). The ranges of all inputs
             are then fixed beforehand, where the squared error is least; what lies outside is clipped. Fixed ranges let
             runs of convolutions hand bytes to each other. Without it ranges are measured at every call.
+        release: free each dense layer as soon as it is packed, so that hardly more than the model itself is held at
+            any time. The model that was given is spent afterwards, also if this fails: its packed layers are empty,
+            and what is left is shared with the copy.
 
     Returns:
         The copy.
@@ -98,13 +112,7 @@ def compress(
     if calibration is not None and activations is None:
         raise BadInput("Calibration data serve integer products: give activations=torch.int8 with them.")
     example = None if example is None else as_example(example)
-    try:
-        work = sharing(model).eval()
-    except RuntimeError as error:
-        hint = "prune.remove makes the pruning of torch.nn.utils.prune permanent"
-        raise BadInput(f"The model cannot be copied ({first_line(error)}): {hint}.") from error
-    if masks is not None:
-        mask_copy(work, masks)
+    work = _working_copy(model, masks, release)
     expected = None if example is None else run(work, example)
     # An order of columns belongs to the columns that were there.
     shapes_left = {} if permutations else remove_channels_(work)
@@ -112,20 +120,58 @@ def compress(
     shapes, foreign = _shapes(work, found.layers, example)
     read_own_forwards(found, shapes)
     spans = {} if calibration is None else find_spans(work, found.layers, calibration)
-    tried = _try_layers(work, found, shapes, foreign, select, dtype, activations, permutations, spans)
+    # Dense layers are needed again where the error of fewer bits is measured.
+    rounded = example is not None and dtype not in (None, torch.float32)
+    spent = Spent(work, model) if release else None
+    options = _Options(select, dtype, activations, permutations, spans, None if rounded else spent)
+    tried = _try_layers(work, found, shapes, foreign, options)
     norms = {one.name: one.norm for one in tried if one.norm}
-    if example is not None and dtype not in (None, torch.float32):
-        folded_norms = {name: work.get_submodule(norm) for name, norm in norms.items()}
-        errors = output_errors(work, {one.name: one.packed for one in tried if one.packed}, folded_norms, example)
-        tried = [replace(one, error=errors.get(one.name)) for one in tried]
+    if rounded:
+        tried = _with_errors(work, tried, norms, example)
     fast = _finish_best(work, tried, norms, SparsePlan(fused=fuse, shapes=shapes_left), example)
     for name, why in found.left.items():
         plan_of(fast).rows.append(make_row(name, work.get_submodule(name), None, None, why=why))
-    own(fast, model)
+    if spent is not None:
+        spent.free_all(one.layer for one in tried if one.packed is not None and one.sure)
+    else:
+        own(fast, model)
     offer_save_pretrained(fast)
     if expected is not None:
         require_equal(fast, example, expected, exact=dtype in (None, torch.float32))
     return fast
+
+
+def _working_copy(model: nn.Module, masks: Masks | None, release: bool) -> nn.Module:
+    """Modules of its own over the model's tensors, masked, in evaluation mode."""
+    if masks is not None and release:
+        masks.apply_(model)  # in place: a masked copy would be as large again
+    try:
+        work = sharing(model).eval()
+    except RuntimeError as error:
+        hint = "prune.remove makes the pruning of torch.nn.utils.prune permanent"
+        raise BadInput(f"The model cannot be copied ({first_line(error)}): {hint}.") from error
+    if masks is not None and not release:
+        mask_copy(work, masks)
+    return work
+
+
+def _with_errors(work: nn.Module, tried: list[_Tried], norms: Mapping[str, str], example: Any) -> list[_Tried]:
+    """The same with the error that fewer bits make in each layer's output."""
+    folded_norms = {name: work.get_submodule(norm) for name, norm in norms.items()}
+    errors = output_errors(work, {one.name: one.packed for one in tried if one.packed}, folded_norms, example)
+    return [replace(one, row=replace(one.row, error=errors.get(one.name))) for one in tried]
+
+
+@dataclass(frozen=True)
+class _Options:
+    """What `compress` was asked for, for each layer; `spent` frees what is packed."""
+
+    select: str | Mapping[str, bool]
+    dtype: torch.dtype | None
+    activations: torch.dtype | None
+    permutations: Mapping[str, Tensor] | None
+    spans: Mapping[str, Tensor]
+    spent: Spent | None
 
 
 def _try_layers(
@@ -133,21 +179,17 @@ def _try_layers(
     found: Candidates,
     shapes: Mapping[str, tuple[int, ...]],
     foreign: set[str],
-    select: str | Mapping[str, bool],
-    dtype: torch.dtype | None,
-    activations: torch.dtype | None,
-    permutations: Mapping[str, Tensor] | None,
-    spans: Mapping[str, Tensor],
+    options: _Options,
 ) -> list[_Tried]:
     """Pack every layer that has enough zeros, and time it against the dense one."""
     layers = found.layers
-    wanted = _wanted(select, layers)
+    wanted = _wanted(options.select, layers)
     pairs = batch_norm_pairs(work)
-    orders = _orders(permutations, layers)
+    orders = _orders(options.permutations, layers)
     held, tried = _bytes(work), list[_Tried]()
     same: dict[Any, nn.Module] = {}
     for name, layer in layers.items():
-        decision = wanted.get(name, "all" if select == "always" else "measured")
+        decision = wanted.get(name, "all" if options.select == "always" else "measured")
         weights = [parameter for parameter in layer.parameters() if parameter.dim() > 1]
         total = sum(weight.numel() for weight in weights)
         sparsity = 1 - sum(int(weight.count_nonzero()) for weight in weights) / max(1, total)
@@ -162,21 +204,27 @@ def _try_layers(
         elif decision == "measured" and hopeless:
             why = "too few zeros"
         if why:
-            tried.append(_Tried(name, layer, None, None, False, False, why=why))
+            row = make_row(name, layer, None, None, why=why)
+            tried.append(_Tried(name, layer, None, row, row, False, False))
             continue
         norm = work.get_submodule(pairs[name]) if name in pairs else None
         inputs: dict[str, Any] = {}
         if not isinstance(layer, (nn.MultiheadAttention, *RECURRENT)):
-            inputs = {"activations": activations, "span": spans.get(name)}
+            inputs = {"activations": options.activations, "span": options.spans.get(name)}
         if inputs and not isinstance(layer, nn.Conv2d):
             inputs["permutation"] = orders.get(name)
-        packed = replacement(name, work, found, norm, dtype, **inputs)
+        packed = replacement(name, work, found, norm, options.dtype, **inputs)
         share_packed(packed, layer, norm, same)
         timing = _time(layer, norm, packed, shapes.get(name), sparsity, held - _bytes(layer), found)
         sure = decision in ("always", "all") or timing.gains
         likely = sure or timing.may_gain
-        slow = "" if likely else "its packed form is slower"
-        tried.append(_Tried(name, layer, packed, timing, sure, likely, pairs.get(name, ""), why=slow))
+        rows = (
+            make_row(name, layer, packed, timing),
+            make_row(name, layer, None, timing, why="" if likely else "its packed form is slower"),
+        )
+        tried.append(_Tried(name, layer, packed, *rows, sure, likely, pairs.get(name, "")))
+        if sure and options.spent is not None:
+            options.spent.free(layer)
     return tried
 
 
@@ -196,17 +244,16 @@ def _finish_best(
 
 @dataclass(frozen=True)
 class _Tried:
-    """A layer, what could replace it, and whether that gains for sure, or perhaps."""
+    """A layer, what could replace it, what is said of it then or otherwise, and whether that gains: surely, perhaps."""
 
     name: str
     layer: nn.Module
     packed: nn.Module | None
-    timing: Timing | None
+    row: StoredLayer
+    dense_row: StoredLayer
     sure: bool
     likely: bool
     norm: str = ""
-    error: float | None = None
-    why: str = ""
 
 
 def _finish(
@@ -215,7 +262,7 @@ def _finish(
     modules: dict[str, nn.Module] = {}
     for one, taken in zip(tried, chosen):
         packed = one.packed if taken else None
-        plan.rows.append(make_row(one.name, one.layer, packed, one.timing, one.error, one.why))
+        plan.rows.append(one.dense_row if packed is None else one.row)
         if packed is None:
             continue
         modules[one.name] = packed

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -94,6 +94,48 @@ def own(model: nn.Module, source: nn.Module) -> None:
                         parameter = isinstance(tensor, nn.Parameter)
                         copies[id(tensor)] = nn.Parameter(fresh, tensor.requires_grad) if parameter else fresh
                     held[name] = copies[id(tensor)]
+
+
+class Spent:
+    """Frees the dense weights of a model and of the working copy that shares them, layer by layer.
+
+    A weight that several layers use is freed with the last of them; what another module needs stays.
+    """
+
+    def __init__(self, work: nn.Module, model: nn.Module) -> None:
+        self.models = (work, model)
+        self.users: dict[int, set[int]] = {}  # of each parameter: the modules of the working copy that hold it
+        for module in work.modules():
+            for parameter in module._parameters.values():
+                if parameter is not None:
+                    self.users.setdefault(id(parameter), set()).add(id(module))
+        for parameter in list(model.parameters()):  # in place of those that lost channels stand others
+            if id(parameter) not in self.users:
+                self._empty(parameter, model)
+
+    def free(self, layer: nn.Module) -> None:
+        """The parameters of this layer are not needed any more: they become empty, of the same shape."""
+        inside = [(id(module), held) for module in layer.modules() for held in module._parameters.values()]
+        for module, parameter in inside:
+            if parameter is None or parameter.is_meta:
+                continue
+            users = self.users.get(id(parameter), set())
+            users.discard(module)
+            if not users:
+                self._empty(parameter, *self.models, layer)
+
+    def free_all(self, layers: Iterable[nn.Module]) -> None:
+        """Those that are still there."""
+        for layer in layers:
+            self.free(layer)
+
+    def _empty(self, parameter: nn.Parameter, *models: nn.Module) -> None:
+        empty = nn.Parameter(torch.empty_like(parameter, device="meta"), requires_grad=parameter.requires_grad)
+        for model in models:
+            for module in model.modules():
+                for name, held in module._parameters.items():
+                    if held is parameter:
+                        module._parameters[name] = empty
 
 
 def mask_copy(model: nn.Module, masks: Masks) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from prunus.adapters import IndexedSamples
 from prunus.contract import Masks
 from prunus.errors import BadInput
 from prunus.pruning import find_masks
@@ -39,12 +40,14 @@ class Sample:
         parts: list[Tensor] = []
         for number, (data, size) in enumerate(((train, count), (test, test_count))):
             generator = torch.Generator().manual_seed(seed + number)
-            chosen = torch.randperm(len(data), generator=generator)[:size].tolist()
-            pairs = [data[index] for index in chosen]
-            x = torch.stack([torch.as_tensor(one) for one, _ in pairs]).double()
+            samples = IndexedSamples(data)
+            found = samples.take(torch.randperm(len(samples), generator=generator)[:size])
+            if not found.inputs.is_floating_point() or found.labels is None or found.labels.is_floating_point():
+                raise BadInput("Tangent kernels need inputs of real numbers with class labels, such as images.")
+            x = found.inputs.double()
             if unit:
                 x /= x.flatten(1).norm(dim=1).clamp(min=1e-300).view(-1, *[1] * (x.dim() - 1))
-            parts += [x, torch.tensor([int(label) for _, label in pairs])]
+            parts += [x, found.labels.long()]
         return cls(*parts)
 
 

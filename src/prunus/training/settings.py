@@ -40,9 +40,9 @@ class Schedule:
     Attributes:
         shape: "constant", "step", or "cosine": lr_e = lr (1 + cos(pi e / E)) / 2 with e the step, or the epoch (ledger
             I-2).
-        warmup: How long the rate rises linearly to lr.
-        milestones: When "step" multiplies the rate by `factor`; without any, at one half and at three quarters of the
-            length.
+        warmup: How long the rate rises linearly to lr, as in "5ep".
+        milestones: When "step" multiplies the rate by `factor`, as in "80ep"; without any, at one half and at three
+            quarters of the length.
         factor: The factor of "step".
         cooldown: How long the rate stays at `cooldown_lr` at the end.
         cooldown_lr: The rate of the cooldown.
@@ -113,23 +113,23 @@ class FitConfig:
             fits a parameter counts; the schedule bends its rate as it does the others.
         ema: Decay of a running mean of the weights, such as 0.999; it is measured after every epoch and is what the run
             leaves in the model. 0 leaves it out.
-        clip: Largest norm of the gradient, or None.
+        clip: Largest norm of the gradient; None sets no limit.
         loss: "auto" picks cross entropy for class labels, the logistic loss for one output and squares for real labels;
             "cross_entropy", "binary" or "mse"; or a function of (outputs, labels).
         label_smoothing: The part of each label that is spread over all classes while training, in [0, 1).
         spectral_penalty: Weight of twice the sum of squared spectral norms (ledger P-26; 2e-3 is a good one).
         penalty: Any function of the model, added to the loss as it is.
         distill_from: A trained network whose softened outputs are learnt too.
-        distill_weight: The weight of those outputs.
-        temperature: The temperature that softens them.
+        distill_weight: The share of that network's outputs in the loss.
+        temperature: How much those outputs are softened.
         augment: "none", "crop-flip", "resized-crop-flip", or a function of (inputs, generator).
         workers: Processes for data that is slow to read.
         seed: Seed of every random choice.
         folder: Where checkpoints go, or None.
-        every: How often one is written: "1ep", "500it" or "10min".
+        every: How often a checkpoint is written: "1ep", "500it" or "10min".
         keep: How many checkpoints are kept.
         resume: Go on from the newest checkpoint.
-        tensorboard: A folder for its event files, or None.
+        tensorboard: A folder for TensorBoard's event files.
         progress: Whether to show a live line; None shows it in a terminal.
         callbacks: `Callback` objects, or functions of a `Record` called after every epoch.
 
@@ -147,7 +147,9 @@ class FitConfig:
     momentum: float = 0.9
     nesterov: bool = False
     weight_decay: float = 1e-4
-    schedule: str | Schedule = "cosine"
+    schedule: str | Schedule = field(
+        default="cosine", metadata={"help": "constant, cosine, cosine-epoch (after each epoch), step or warmup."}
+    )
     batch_size: int = 64
     accumulate: int = 1
     precision: str = "full"
@@ -158,10 +160,14 @@ class FitConfig:
     label_smoothing: float = 0.0
     spectral_penalty: float = 0.0
     penalty: Callable[[nn.Module], Tensor] | None = None
-    distill_from: nn.Module | None = None
+    distill_from: nn.Module | None = field(
+        default=None, metadata={"help": "Weights of a trained network of the same kind to learn from."}
+    )
     distill_weight: float = 0.5
     temperature: float = 4.0
-    augment: str | Callable[[Tensor, torch.Generator], Tensor] = "none"
+    augment: str | Callable[[Tensor, torch.Generator], Tensor] = field(
+        default="none", metadata={"help": "none, crop-flip or resized-crop-flip."}
+    )
     workers: int = 0
     seed: int = 0
     folder: str | Path | None = None
