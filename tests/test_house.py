@@ -77,3 +77,62 @@ def test_private_functions_of_torch_stand_in_one_file() -> None:
         if pattern.search(line) and "getLogger" not in line
     }
     assert found == {"_torch.py", "sparse/bench.py", "sparse/_peers.py"}
+
+
+def _defined(tree: ast.Module) -> dict[str, ast.stmt]:
+    """Names that a file makes at its top."""
+    found: dict[str, ast.stmt] = {}
+    for node in tree.body:
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            found[node.name] = node
+        elif isinstance(node, (ast.Assign, ast.AnnAssign)):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            found |= {target.id: node for target in targets if isinstance(target, ast.Name)}
+    return found
+
+
+def _read(tree: ast.AST, imported: dict[str, str], own: str = "") -> set[tuple[str, str]]:
+    """(file of formulas/, name) for everything that a piece of code reads from there."""
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in imported:
+            found.add((imported[node.value.id].rpartition(".")[2], node.attr))
+        elif isinstance(node, ast.Name) and node.id in imported and "." in imported[node.id]:
+            module, _, name = imported[node.id].partition(".")
+            found.add((module, name))
+        elif isinstance(node, ast.Name) and own:
+            found.add((own, node.id))
+    return found
+
+
+def _from_formulas(tree: ast.AST) -> dict[str, str]:
+    """Names here -> what they are in formulas/: "file" or "file.name"."""
+    found = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("prunus.formulas"):
+            inside = (node.module or "").removeprefix("prunus.formulas").lstrip(".")
+            found |= {alias.asname or alias.name: f"{inside}.{alias.name}".lstrip(".") for alias in node.names}
+    return found
+
+
+def test_formulas_hold_what_rooms_use_and_no_more() -> None:
+    """A name in formulas/ serves a room other than papers/, or one that does; the binding to claims serves all."""
+    needs: dict[tuple[str, str], set[tuple[str, str]]] = {}
+    waiting: set[tuple[str, str]] = set()
+    for file in FILES:
+        tree, inside = ast.parse(file.read_text("utf8")), file.parent.name == "formulas"
+        imported = _from_formulas(tree)
+        if inside:
+            own = {(file.stem, name): _read(node, imported, file.stem) for name, node in _defined(tree).items()}
+            needs |= own
+        elif "papers" not in file.parts:
+            waiting |= _read(tree, imported)
+    used, direct = set(), {name for name in waiting if name in needs}
+    while waiting:
+        one = waiting.pop()
+        if one not in used:
+            used.add(one)
+            waiting |= needs.get(one, set())
+    spare = {name for name in needs if name not in used and not private(name[1]) and name[0] != "binding"}
+    assert not spare
+    assert len(direct) >= 30

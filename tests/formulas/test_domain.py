@@ -81,16 +81,6 @@ def test_closed_ends_are_admissible():
             call()
 
 
-def test_counts_forgive_rounding_only():
-    assert domain.count_of("k", 0.1, 1000) == 100
-    assert domain.count_of("k", 0.7, 10) == 7
-    assert domain.count_of("k", 1 / 3, 3 * 10**8) == 10**8
-    with pytest.raises(BadInput, match=r"k times 10 must be a whole number, got 2.5: .* 0.2 and 0.3"):
-        domain.count_of("k", 0.25, 10)
-    with pytest.raises(BadInput):
-        domain.count_of("k", 0.1000001, 1000)
-
-
 def test_arrays():
     assert domain.array("w", [[1, 2], [3, 4]], 2).dtype == np.float64
     assert domain.array("w", 3.0).shape == ()

@@ -58,7 +58,8 @@ class Pruning:
 
 
 if TYPE_CHECKING:
-    Flags = Terms = Any
+    Flags = Any
+    Terms = Any
 else:
     Flags = training_flags(FitConfig())
     _TERMS = ("spectral_penalty", "distill_from", "distill_weight", "temperature")

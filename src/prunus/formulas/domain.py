@@ -16,8 +16,6 @@ from numpy.typing import ArrayLike, NDArray
 
 from prunus.errors import BadInput, UnknownName
 
-_ROUNDING = 1e-9  # tolerance
-
 
 def whole(name: str, value: Any, low: int | None = None, high: int | None = None) -> int:
     """A whole number in [low, high]; None leaves a side open."""
@@ -57,19 +55,6 @@ def positive(name: str, value: Any) -> float:
 def probability(name: str, value: Any, *, open_low: bool = False, open_high: bool = False) -> float:
     """A number in [0, 1]; `open_low`, `open_high` exclude 0 and 1."""
     return real(name, value, 0.0, 1.0, open_low=open_low, open_high=open_high)
-
-
-def count_of(name: str, fraction: float, total: int) -> int:
-    """`fraction` of `total` as a whole number; the product must be whole up to rounding of the fraction."""
-    exact = fraction * total
-    nearest = round(exact)
-    if abs(exact - nearest) > _ROUNDING * max(1.0, exact):  # tolerance
-        low, high = math.floor(exact) / total, math.ceil(exact) / total
-        raise BadInput(
-            f"{name} times {total} must be a whole number, got {exact:.6g}: the nearest admissible values are "
-            f"{low!r} and {high!r}."
-        )
-    return nearest
 
 
 def array(name: str, value: ArrayLike, dimensions: int | None = None) -> NDArray[np.float64]:

@@ -14,8 +14,9 @@ from scipy import optimize, special
 
 from prunus.formulas.binding import claim, printed
 from prunus.formulas.domain import choice, probability, real, whole
-from prunus.formulas.numbers import ceil_near, elementwise, floor_near, rate, reals, stirling, wholes
+from prunus.formulas.numbers import elementwise, reals
 from prunus.papers.closeness._loads import balls_needed
+from prunus.papers.closeness._numbers import ceil_near, floor_near, rate, stirling, wholes
 
 _SLACK = 1e-9  # tolerance
 

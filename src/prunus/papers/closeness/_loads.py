@@ -15,7 +15,8 @@ from scipy import optimize, special
 
 from prunus.formulas.binding import claim, printed
 from prunus.formulas.domain import positive, probability, real, whole
-from prunus.formulas.numbers import ceil_near, elementwise, floor_near, rate, stirling
+from prunus.formulas.numbers import elementwise
+from prunus.papers.closeness._numbers import ceil_near, floor_near, rate, stirling
 
 # Below this logarithm a probability is no ordinary float64.
 LOG_TINY = -690.0  # tolerance

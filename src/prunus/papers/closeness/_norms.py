@@ -14,7 +14,8 @@ from prunus.errors import BadInput
 from prunus.formulas.binding import claim, printed
 from prunus.formulas.domain import array, positive, real, whole
 from prunus.formulas.norms import CONVEX, larger_side, log_inverse, sides
-from prunus.formulas.numbers import elementwise, floor_near, fourth_moment
+from prunus.formulas.numbers import elementwise
+from prunus.papers.closeness._numbers import floor_near, fourth_moment
 
 
 @claim("P-7a")

@@ -17,7 +17,8 @@ from prunus.errors import BadInput
 from prunus.formulas.binding import claim
 from prunus.formulas.closeness import layer_slopes
 from prunus.formulas.domain import delta_in, positive, probability, real, whole
-from prunus.formulas.numbers import ceil_near, elementwise, excess_power, per_layer, power, reals
+from prunus.formulas.numbers import elementwise, per_layer, reals
+from prunus.papers.closeness._numbers import ceil_near, excess_power, power
 
 _ROUNDING = 1e-6  # tolerance
 

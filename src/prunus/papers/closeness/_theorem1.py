@@ -13,8 +13,9 @@ from prunus.formulas.binding import claim, printed
 from prunus.formulas.closeness import theorem1_prime_difference, threshold_quantile
 from prunus.formulas.domain import delta_in, positive, probability, real, whole
 from prunus.formulas.norms import uniform_norm_mean_bound, uniform_norm_quantile
-from prunus.formulas.numbers import WHOLE, elementwise, floor_near, power
+from prunus.formulas.numbers import elementwise
 from prunus.papers.closeness._norms import uniform_norm_limit
+from prunus.papers.closeness._numbers import WHOLE, floor_near, power
 from prunus.papers.closeness._recursion import equal_norm_error
 from prunus.papers.closeness._thresholds import pruned_threshold_mean
 

@@ -15,10 +15,11 @@ from prunus.errors import BadInput
 from prunus.formulas.binding import claim
 from prunus.formulas.domain import choice, delta_in, positive, probability, real, whole
 from prunus.formulas.norms import uniform_norm_quantile
-from prunus.formulas.numbers import elementwise, fourth_moment, per_layer, power, reals
+from prunus.formulas.numbers import elementwise, per_layer, reals
 from prunus.papers.closeness._counts import theorem2_exponent_cap
 from prunus.papers.closeness._loads import load_union
 from prunus.papers.closeness._norms import series_norm_quantile
+from prunus.papers.closeness._numbers import fourth_moment, power
 from prunus.papers.closeness._recursion import equal_norm_error
 
 _ROUNDING = 1e-15  # tolerance

@@ -17,8 +17,9 @@ from prunus.errors import BadInput
 from prunus.formulas.binding import claim, printed
 from prunus.formulas.closeness import recursion_error
 from prunus.formulas.domain import positive, probability, real, whole
-from prunus.formulas.numbers import elementwise, excess_power, fourth_moment, power, reals, wholes
+from prunus.formulas.numbers import elementwise, reals
 from prunus.papers.closeness._counts import cube_radius, theorem3_exponent_cap
+from prunus.papers.closeness._numbers import excess_power, fourth_moment, power, wholes
 
 _ROUNDING = 1e-12  # tolerance
 

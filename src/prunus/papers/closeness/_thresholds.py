@@ -16,7 +16,8 @@ from scipy import special
 
 from prunus.formulas.binding import claim, printed
 from prunus.formulas.domain import choice, positive, real, whole
-from prunus.formulas.numbers import elementwise, log_gamma_ratio
+from prunus.formulas.numbers import elementwise
+from prunus.papers.closeness._numbers import log_gamma_ratio
 
 Array = NDArray[np.float64]
 

@@ -7,10 +7,13 @@ import math
 import numpy as np
 from scipy import special
 
+from prunus.errors import BadInput
 from prunus.formulas import domain
 from prunus.formulas.binding import claim, printed
 from prunus.formulas.swap_counts import law_of
 from prunus.formulas.swap_law import SwapLaw, log_binomial
+
+_ROUNDING = 1e-9  # tolerance
 
 
 @claim("N-1")
@@ -105,4 +108,17 @@ def index_bits(d: int, m: int) -> float:
 def kept_count(d: int, k: float) -> int:
     """k d as a whole number of kept coordinates, neither none nor all."""
     k = domain.probability("k", k, open_low=True, open_high=True)
-    return domain.whole("k times d", domain.count_of("k", k, d), 1, d - 1)
+    return domain.whole("k times d", count_of("k", k, d), 1, d - 1)
+
+
+def count_of(name: str, fraction: float, total: int) -> int:
+    """`fraction` of `total` as a whole number; the product must be whole up to rounding of the fraction."""
+    exact = fraction * total
+    nearest = round(exact)
+    if abs(exact - nearest) > _ROUNDING * max(1.0, exact):  # tolerance
+        low, high = math.floor(exact) / total, math.ceil(exact) / total
+        raise BadInput(
+            f"{name} times {total} must be a whole number, got {exact:.6g}: the nearest admissible values are "
+            f"{low!r} and {high!r}."
+        )
+    return nearest
