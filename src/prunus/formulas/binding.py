@@ -41,11 +41,6 @@ def printed_form(id: str) -> Callable[..., Any] | None:
     return _printed.get(id)
 
 
-def bound() -> frozenset[str]:
-    """The ids bound so far, corrected or printed."""
-    return frozenset(_corrected) | frozenset(_printed)
-
-
 def _register(table: dict[str, Callable[..., Any]], id: str) -> Callable[[Function], Function]:
     def register(function: Function) -> Function:
         known = table.get(id, function)
