@@ -27,9 +27,7 @@ def run_linear(packed: Packed, x: Tensor, bias: Tensor | None, relu: bool, span:
         out = layer.linear_on(x, bias, relu, threads, _ops.INTEGER, *span)
         if out is not None:
             return cast("Tensor", out)
-    if bias is not None:
-        _ops.check_bias(packed, bias)
-    _ops.check_input(packed, x)
+    _ops.check_linear(packed, x, bias)
     if layer is None:
         return integer_linear(packed, x, bias, relu, span)
     flat = x.reshape(-1 if packed.cols else x.shape[:-1].numel(), packed.cols).contiguous()
@@ -58,12 +56,7 @@ def run_conv2d(
         out = program.run_on(x, other, threads)
         if out is not None:
             return cast("Tensor", out)
-    if bias is not None:
-        _ops.check_bias(packed, bias)
-    height, width = _ops.check_image(geometry, x)
-    shape = (x.shape[0], geometry.outputs, height, width)
-    if other is not None:
-        _ops.check_added(shape, other)
+    shape = _ops.check_conv(packed, geometry, x, bias, other)
     if packed.layer is None:
         return integer_conv2d(packed, geometry, x, bias, other, relu, span)
     inputs = [x.contiguous()] if other is None else [x.contiguous(), other.contiguous()]
@@ -129,92 +122,39 @@ def _span(numbers: list[float]) -> Span | None:
     return (numbers[0], numbers[1]) if numbers else None
 
 
-@torch.library.custom_op("prunus::integer_linear", mutates_args=())
 def integer_linear_op(
-    x: Tensor,
-    bias: Tensor | None,
-    tensors: list[Tensor],
-    rows: int,
-    cols: int,
-    bank: int,
-    relu: bool,
-    low: float,
+    x: Tensor, bias: Tensor | None, tensors: list[Tensor], rows: int, cols: int, bank: int, relu: bool, low: float,
     high: float,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """`tensors` as in `sparse_linear`; inputs are quantised over [low, high]."""
-    packed = _ops._packed(rows, cols, bank, tensors)
+    packed = _ops.packed_of(rows, cols, bank, tensors)
     check_integer(packed)
     return run_linear(packed, x, bias, relu, (low, high))
 
 
-@integer_linear_op.register_fake
-def _(
-    x: Tensor,
-    bias: Tensor | None,
-    tensors: list[Tensor],
-    rows: int,
-    cols: int,
-    bank: int,
-    relu: bool,
-    low: float,
-    high: float,
-) -> Tensor:
-    return x.new_empty((*x.shape[:-1], rows))
-
-
-def _linear_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    _ops._linear_setup(ctx, inputs[:8], output)
-
-
-def _linear_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-    return (*_ops._linear_backward(ctx, grad), None)
-
-
-integer_linear_op.register_autograd(_linear_backward, setup_context=_linear_setup)
-
-
-@torch.library.custom_op("prunus::integer_conv2d", mutates_args=())
 def integer_conv2d_op(
-    x: Tensor,
-    bias: Tensor | None,
-    other: Tensor | None,
-    tensors: list[Tensor],
-    rows: int,
-    cols: int,
-    bank: int,
-    relu: bool,
-    geometry: list[int],
-    span: list[float],
-) -> Tensor:
+    x: Tensor, bias: Tensor | None, other: Tensor | None, tensors: list[Tensor], rows: int, cols: int, bank: int,
+    relu: bool, geometry: list[int], span: list[float],
+) -> Tensor:  # fmt: skip
     """As `sparse_conv2d`, with integer products; `span` is empty (each image's own range) or holds two numbers."""
-    packed = _ops._packed(rows, cols, bank, tensors)
+    packed = _ops.packed_of(rows, cols, bank, tensors)
     check_integer(packed)
-    return run_conv2d(packed, _ops._geometry(packed, geometry), x, bias, other, relu, _span(span))
+    return run_conv2d(packed, _ops.geometry_of(packed, geometry), x, bias, other, relu, _span(span))
 
 
-@integer_conv2d_op.register_fake
-def _(
-    x: Tensor,
-    bias: Tensor | None,
-    other: Tensor | None,
-    tensors: list[Tensor],
-    rows: int,
-    cols: int,
-    bank: int,
-    relu: bool,
-    geometry: list[int],
-    span: list[float],
-) -> Tensor:
-    height, width = ConvGeometry.from_numbers(geometry).output(x.shape[2], x.shape[3])
-    return x.new_empty((x.shape[0], rows, height, width))
-
-
-def _conv_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    _ops._conv_setup(ctx, inputs[:9], output)
-
-
-def _conv_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-    return (*_ops._conv_backward(ctx, grad), None)
-
-
-integer_conv2d_op.register_autograd(_conv_backward, setup_context=_conv_setup)
+_ops.register(
+    "integer_linear",
+    f"Tensor x, Tensor? bias, {_ops.WEIGHT}, bool relu, float low, float high",
+    integer_linear_op,
+    _ops.linear_fake,
+    lambda ctx, grad: (*_ops.linear_backward(ctx, grad), None),
+    lambda ctx, inputs, output: _ops.linear_setup(ctx, inputs[:8], output),
+)
+_ops.register(
+    "integer_conv2d",
+    f"Tensor x, Tensor? bias, Tensor? other, {_ops.WEIGHT}, bool relu, SymInt[] geometry, float[] span",
+    integer_conv2d_op,
+    _ops.conv_fake,
+    lambda ctx, grad: (*_ops.conv_backward(ctx, grad), None),
+    lambda ctx, inputs, output: _ops.conv_setup(ctx, inputs[:9], output),
+)

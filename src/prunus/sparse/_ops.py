@@ -44,9 +44,7 @@ def run_linear(
         out = layer.linear_on(x, bias, relu, threads, choice)  # mostly; what follows costs a few microseconds more
         if out is not None:
             return cast("Tensor", out)
-    if bias is not None:
-        check_bias(packed, bias)
-    check_input(packed, x)
+    check_linear(packed, x, bias)
     if layer is None:
         return integer_linear(packed, x, bias, relu) if choice == INTEGER else dense_linear(packed, x, bias, relu)
     flat = x if x.dim() == 2 else x.reshape(math.prod(x.shape[:-1]), packed.cols)
@@ -71,7 +69,10 @@ def check_bias(packed: Packed, bias: Tensor) -> None:
         raise BadInput(f"The layer wants a bias of {packed.rows} numbers, float32 on the CPU, but it is {found}.")
 
 
-def check_input(packed: Packed, x: Tensor) -> None:
+def check_linear(packed: Packed, x: Tensor, bias: Tensor | None) -> None:
+    """Refuse what the kernel would read without looking."""
+    if bias is not None:
+        check_bias(packed, bias)
     if x.dim() == 0 or x.shape[-1] != packed.cols:
         raise BadInput(f"The layer takes inputs of width {packed.cols}, but got shape {tuple(x.shape)}.")
     if x.dtype != torch.float32 or not x.is_cpu:
@@ -112,7 +113,7 @@ class _Known:
         return type(None), ()
 
 
-def _packed(rows: int, cols: int, bank: int, tensors: list[Tensor]) -> Packed:
+def packed_of(rows: int, cols: int, bank: int, tensors: list[Tensor]) -> Packed:
     """The weight that an operator was given. What was checked before, and not changed since, is not checked again."""
     if len(tensors) not in (4, 5):
         raise BadInput(f"A packed weight has four tensors, or five with a scale, not {len(tensors)}.")
@@ -127,7 +128,7 @@ def _packed(rows: int, cols: int, bank: int, tensors: list[Tensor]) -> Packed:
     return packed
 
 
-def _geometry(packed: Packed, numbers: list[int]) -> ConvGeometry:
+def geometry_of(packed: Packed, numbers: list[int]) -> ConvGeometry:
     """The sizes that an operator was given, where they belong to its weight."""
     geometry = ConvGeometry.from_numbers(numbers) if len(numbers) == 10 else None
     if geometry is None or geometry.problem():
@@ -138,10 +139,10 @@ def _geometry(packed: Packed, numbers: list[int]) -> ConvGeometry:
 
 
 _LIBRARY = torch.library.Library("prunus", "FRAGMENT")
-_WEIGHT = "Tensor[] tensors, SymInt rows, SymInt cols, SymInt bank"
+WEIGHT = "Tensor[] tensors, SymInt rows, SymInt cols, SymInt bank"
 
 
-def _register(
+def register(
     name: str,
     arguments: str,
     kernel: Callable[..., Tensor],
@@ -188,33 +189,25 @@ def sparse_linear(
         out = known.layer.linear_on(x, bias, relu, torch.get_num_threads(), INTEGER if integer else AUTOMATIC)
         if out is not None:
             return cast("Tensor", out)
-    packed = _packed(rows, cols, bank, tensors)
+    packed = packed_of(rows, cols, bank, tensors)
     if integer:
         check_integer(packed)
     return run_linear(packed, x, bias, relu, INTEGER if integer else AUTOMATIC)
 
 
-def _linear_fake(
-    x: Tensor,
-    bias: Tensor | None,
-    tensors: list[Tensor],
-    rows: int,
-    cols: int,
-    bank: int,
-    relu: bool,
-    integer: bool,
-) -> Tensor:
+def linear_fake(x: Tensor, bias: Tensor | None, tensors: list[Tensor], rows: int, *rest: Any) -> Tensor:
+    """The shape of a product, for tracing."""
     return x.new_empty((*x.shape[:-1], rows))
 
 
-def _linear_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+def linear_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     _, _, tensors, rows, cols, bank, relu, _ = inputs
     ctx.shape = (rows, cols, bank)
     ctx.count = len(tensors)
     ctx.save_for_backward(*tensors, *([output] if relu else []))
 
 
-def _linear_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+def linear_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     saved = list(ctx.saved_tensors)
     if len(saved) > ctx.count:
         grad = grad * (saved[-1] > 0)
@@ -226,20 +219,20 @@ def _linear_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     return grad_x, grad_bias, [None] * ctx.count, None, None, None, None, None
 
 
-_register(
+register(
     "sparse_linear",
-    f"Tensor x, Tensor? bias, {_WEIGHT}, bool relu, bool integer",
+    f"Tensor x, Tensor? bias, {WEIGHT}, bool relu, bool integer",
     sparse_linear,
-    _linear_fake,
-    _linear_backward,
-    _linear_setup,
+    linear_fake,
+    linear_backward,
+    linear_setup,
 )
 
 
 @torch.library.custom_op("prunus::sparse_linear_grad", mutates_args=())
 def sparse_linear_grad(grad: Tensor, tensors: list[Tensor], rows: int, cols: int, bank: int) -> Tensor:
     """Gradient with respect to the input of `sparse_linear`: grad (..., rows) times the matrix."""
-    return grad @ _packed(rows, cols, bank, tensors).dense()
+    return grad @ packed_of(rows, cols, bank, tensors).dense()
 
 
 @sparse_linear_grad.register_fake
@@ -266,12 +259,7 @@ def run_conv2d(
         out = layer.conv_on(x, bias, other, relu, threads, geometry.inputs, sizes)  # as in run_linear
         if out is not None:
             return cast("Tensor", out)
-    if bias is not None:
-        check_bias(packed, bias)
-    height, width = check_image(geometry, x)
-    shape = (x.shape[0], geometry.outputs, height, width)
-    if other is not None:
-        check_added(shape, other)
+    shape = check_conv(packed, geometry, x, bias, other)
     if layer is None:
         return dense_conv2d(packed, geometry, x, bias, other, relu)
     x, other = x.contiguous(), None if other is None else other.contiguous()
@@ -303,10 +291,17 @@ def check_image(geometry: ConvGeometry, x: Tensor) -> tuple[int, int]:
     return height, width
 
 
-def check_added(shape: tuple[int, ...], other: Tensor) -> None:
-    """Whether `other` can be added to a result of this shape."""
-    if tuple(other.shape) != shape or other.dtype != torch.float32:
+def check_conv(
+    packed: Packed, geometry: ConvGeometry, x: Tensor, bias: Tensor | None, other: Tensor | None
+) -> tuple[int, ...]:
+    """The shape of the result; refuses what the kernel would read without looking."""
+    if bias is not None:
+        check_bias(packed, bias)
+    height, width = check_image(geometry, x)
+    shape = (x.shape[0], geometry.outputs, height, width)
+    if other is not None and (tuple(other.shape) != shape or other.dtype != torch.float32):
         raise BadInput(f"What is added must be float32 of shape {shape}, not {other.dtype} {tuple(other.shape)}.")
+    return shape
 
 
 def sparse_conv2d(
@@ -321,33 +316,27 @@ def sparse_conv2d(
     geometry: list[int],
 ) -> Tensor:
     """`tensors` as in `sparse_linear`; `geometry` as in `ConvGeometry.numbers`."""
-    packed = _packed(rows, cols, bank, tensors)
-    return run_conv2d(packed, _geometry(packed, geometry), x, bias, other, relu)
+    packed = packed_of(rows, cols, bank, tensors)
+    return run_conv2d(packed, geometry_of(packed, geometry), x, bias, other, relu)
 
 
-def _conv_fake(
-    x: Tensor,
-    bias: Tensor | None,
-    other: Tensor | None,
-    tensors: list[Tensor],
-    rows: int,
-    cols: int,
-    bank: int,
-    relu: bool,
-    geometry: list[int],
-) -> Tensor:
+def conv_fake(
+    x: Tensor, bias: Any, other: Any, tensors: Any, rows: int, cols: int, bank: int, relu: bool, geometry: list[int],
+    *rest: Any,
+) -> Tensor:  # fmt: skip
+    """The shape of a convolution's result, for tracing."""
     height, width = ConvGeometry.from_numbers(geometry).output(x.shape[2], x.shape[3])
     return x.new_empty((x.shape[0], rows, height, width))
 
 
-def _conv_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+def conv_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     x, _, _, tensors, rows, cols, bank, relu, geometry = inputs
     ctx.shape = (rows, cols, bank)
     ctx.geometry, ctx.count, ctx.size = geometry, len(tensors), x.shape
     ctx.save_for_backward(*tensors, *([output] if relu else []))
 
 
-def _conv_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+def conv_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     saved = list(ctx.saved_tensors)
     if len(saved) > ctx.count:
         grad = grad * (saved[-1] > 0)
@@ -361,13 +350,13 @@ def _conv_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     return grad_x, grad_bias, grad_other, [None] * ctx.count, None, None, None, None, None
 
 
-_register(
+register(
     "sparse_conv2d",
-    f"Tensor x, Tensor? bias, Tensor? other, {_WEIGHT}, bool relu, SymInt[] geometry",
+    f"Tensor x, Tensor? bias, Tensor? other, {WEIGHT}, bool relu, SymInt[] geometry",
     sparse_conv2d,
-    _conv_fake,
-    _conv_backward,
-    _conv_setup,
+    conv_fake,
+    conv_backward,
+    conv_setup,
 )
 
 
@@ -376,8 +365,8 @@ def sparse_conv2d_grad(
     grad: Tensor, tensors: list[Tensor], rows: int, cols: int, bank: int, geometry: list[int], height: int, width: int
 ) -> Tensor:
     """Gradient with respect to the input of `sparse_conv2d`."""
-    packed = _packed(rows, cols, bank, tensors)
-    g = _geometry(packed, geometry)
+    packed = packed_of(rows, cols, bank, tensors)
+    g = geometry_of(packed, geometry)
     weight = g.weight(packed.dense(), bank)
     size = (grad.shape[0], g.inputs, height, width)
     return cast("Tensor", conv2d_input(size, weight, grad, g.stride, g.padding, g.dilation))

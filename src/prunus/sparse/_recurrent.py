@@ -6,6 +6,7 @@ computes the gates step by step around the packed products.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Any, ClassVar, cast
 
 import torch
@@ -19,7 +20,7 @@ State = tuple[Tensor, Tensor]
 _States = tuple[Tensor, ...]
 
 
-class _Cell(nn.Module):
+class _Cell(nn.Module, ABC):
     """What LSTM and GRU cells share: two packed matrices, and steps through them."""
 
     kind: ClassVar[str]
@@ -55,8 +56,9 @@ class _Cell(nn.Module):
         done = library.recur(*packed, x.contiguous(), new[0], c, out, 0, torch.get_num_threads())
         return (out, new) if done else None
 
+    @abstractmethod
     def advance(self, gates: Tensor, state: _States) -> _States:
-        raise NotImplementedError
+        """One step by torch, from the inputs' part of the gates."""
 
     def _one_step(self, x: Tensor, state: _States | None) -> _States:
         if x.dim() == 1:  # one sample without a batch

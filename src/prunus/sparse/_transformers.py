@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import inspect
 import weakref
+from abc import ABC, abstractmethod
 from typing import Any, ClassVar
 
 import torch
@@ -47,7 +48,7 @@ def _all_native(blocks: Any) -> bool:
     return len(blocks) > 0 and all(isinstance(block.__dict__.get("forward"), NativeForward) for block in blocks)
 
 
-class _NativeModel:
+class _NativeModel(ABC):
     """Stands where a model's `forward` stood."""
 
     first: ClassVar[tuple[str, ...]] = ("input_ids", "attention_mask")  # what may be given without a name
@@ -96,16 +97,17 @@ class _NativeModel:
         self._watch, self._blocks = watch, [block.forward for block in self.blocks()]
         return True
 
+    @abstractmethod
     def blocks(self) -> Any:
-        raise NotImplementedError
+        """The model's blocks, in their order."""
 
+    @abstractmethod
     def _known(self) -> bool:
         """Whether the parts around the blocks are those the native run computes."""
-        raise NotImplementedError
 
+    @abstractmethod
     def run(self, **arguments: Any) -> Any:
         """The model's output; None, and nothing done, where torch must compute it."""
-        raise NotImplementedError
 
     def _plain_output(self, arguments: dict[str, Any]) -> bool:
         """Whether an ordinary output is wanted and nothing unknown is given."""
