@@ -18,8 +18,9 @@ from support.studies import contents, tiny
 HERE = importlib.util.find_spec("ray") is not None
 
 
-@pytest.mark.skipif(HERE, reason="Ray is installed")
-def test_without_ray_the_extra_is_named() -> None:
+def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "ray" else found(name, *rest))
     with pytest.raises(MissingExtra, match=r"prunus\[cluster\]"):
         RayEngine()
 
