@@ -14,6 +14,7 @@
 #include "integer.h"
 #include "pack.h"
 #include "program.h"
+#include "recurrent.h"
 #include "run.h"
 
 using namespace prunus::kernels;
@@ -233,6 +234,61 @@ void check_block(const BlockLevel &level, const IntegerLevel &integers, const ch
     }
 }
 
+// An LSTM or a GRU, forwards or backwards, against double precision, and for several threads byte for byte.
+void check_recurrent(const BlockLevel &level, const IntegerLevel &integers, const char *name) {
+    const bool lstm = draw(0, 1), backwards = draw(0, 1);
+    const int64_t hidden = draw(1, 20), width = draw(1, 20), steps = draw(1, 5), batch = draw(1, 4),
+                  gates = lstm ? 4 : 3;
+    const Matrix first(gates * hidden, width, 16, 0.5, Values::f32),
+        second(gates * hidden, hidden, 16, 0.5, Values::f32);
+    Places places[2];
+    const Floats bias(gates * hidden), x(steps * batch * width), h(batch * hidden), c(batch * hidden);
+    const Recurrent r = {{&first.packed, &places[0], nullptr, bias.at.get(), nullptr},
+                         {&second.packed, &places[1], nullptr, nullptr, nullptr},
+                         lstm,
+                         backwards};
+    std::vector<float> out[2];
+    for (int i = 0; i < 2; ++i) {
+        Floats h0(h.size), c0(c.size);
+        std::copy(h.at.get(), h.at.get() + h.size, h0.at.get()),
+            std::copy(c.at.get(), c.at.get() + c.size, c0.at.get());
+        out[i].resize(size_t(steps * batch * hidden));
+        recur({portable_level(), integers, level, 1 + 2 * i}, r, x.at.get(), steps, batch, h0.at.get(),
+              lstm ? c0.at.get() : nullptr, out[i].data(), hidden);
+    }
+    if (out[0] != out[1]) compare("threads of a recurrent layer", name, 0.0, 1.0, 0.0);
+    std::vector<double> hs(h.at.get(), h.at.get() + h.size), cs(c.at.get(), c.at.get() + c.size);
+    const auto sigmoid = [](double v) { return 1.0 / (1.0 + std::exp(-v)); };
+    for (int64_t i = 0; i < steps; ++i) {
+        const int64_t step = backwards ? steps - 1 - i : i;
+        std::vector<double> next(hs);
+        for (int64_t n = 0; n < batch; ++n)
+            for (int64_t k = 0; k < hidden; ++k) {
+                double in[4], own[4];
+                for (int64_t g = 0; g < gates; ++g) {
+                    const int64_t row = g * hidden + k;
+                    in[g] = bias.at[size_t(row)], own[g] = 0.0;
+                    for (int64_t j = 0; j < width; ++j)
+                        in[g] +=
+                            double(first.dense[size_t(row * width + j)]) * x.at[size_t((step * batch + n) * width + j)];
+                    for (int64_t j = 0; j < hidden; ++j)
+                        own[g] += double(second.dense[size_t(row * hidden + j)]) * hs[size_t(n * hidden + j)];
+                }
+                const size_t at = size_t(n * hidden + k);
+                if (lstm) {
+                    cs[at] = sigmoid(in[1] + own[1]) * cs[at] + sigmoid(in[0] + own[0]) * std::tanh(in[2] + own[2]);
+                    next[at] = sigmoid(in[3] + own[3]) * std::tanh(cs[at]);
+                } else {
+                    const double fresh = std::tanh(in[2] + sigmoid(in[0] + own[0]) * own[2]),
+                                 z = sigmoid(in[1] + own[1]);
+                    next[at] = fresh + z * (hs[at] - fresh);
+                }
+                compare("recurrent", name, out[0][size_t((step * batch + n) * hidden + k)], next[at], 3.0);
+            }
+        hs = next;
+    }
+}
+
 // Runs the convolution with a random choice of padded layouts, and checks that the padding of the output is zero.
 std::vector<float> padded_conv(const Level &level, const Packed &p, Conv c, const Floats &x, const Finish &finish,
                                int64_t h, int64_t w) {
@@ -374,32 +430,34 @@ void check_program(const Level &level) {
 int main(int count, char **arguments) {
     const int cases = count > 1 ? std::atoi(arguments[1]) : 200;
     std::vector<const Level *> levels = {&portable_level()};
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) levels.push_back(&avx2_level());
+    std::vector<const IntegerLevel *> integers = {&portable_integers()};
+    std::vector<std::pair<const BlockLevel *, const char *>> blocks = {{&portable_blocks(), "portable"}};
+#ifdef __aarch64__
+    levels.push_back(&neon_level()), integers.push_back(&neon_integers()), blocks.push_back({&neon_blocks(), "neon"});
+#else
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
+        levels.push_back(&avx2_level()), integers.push_back(&avx2_integers());
+        blocks.push_back({&avx2_blocks(), "avx2"});
+    }
 #ifdef PRUNUS_EMULATE_AVX512
     levels.push_back(&avx512_level());
+    integers.push_back(&avx512_vnni_integers());
+    integers.push_back(&avx_vnni_integers());
 #else
     if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
         __builtin_cpu_supports("avx512vl"))
         levels.push_back(&avx512_level());
 #endif
-    std::vector<const IntegerLevel *> integers = {&portable_integers()};
-    if (__builtin_cpu_supports("avx2")) integers.push_back(&avx2_integers());
-#ifdef PRUNUS_EMULATE_AVX512
-    integers.push_back(&avx512_vnni_integers());
-    integers.push_back(&avx_vnni_integers());
 #endif
     for (const IntegerLevel *level : integers) {
         for (int i = 0; i < 5 * cases; ++i) check_integers(*level);
         std::printf("%s integers: %d cases are exact\n", level->name, 5 * cases);
     }
-    const std::pair<const BlockLevel *, const IntegerLevel *> blocks[] = {{&portable_blocks(), &portable_integers()},
-                                                                          {&avx2_blocks(), &avx2_integers()}};
-    for (const auto &[level, integer] : blocks) {
-        if (integer != &portable_integers() && !(__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")))
-            continue;
+    for (const auto &[level, name] : blocks) {
+        const IntegerLevel &own = *integers[std::min<size_t>(integers.size() - 1, level != blocks[0].first)];
         for (int i = 0; i < cases; ++i)
-            check_attention(*level, integer->name), check_block(*level, *integer, integer->name);
-        std::printf("%s blocks: %d cases agree\n", integer->name, cases);
+            check_attention(*level, name), check_block(*level, own, name), check_recurrent(*level, own, name);
+        std::printf("%s blocks: %d cases agree\n", name, cases);
     }
     for (const Level *level : levels) {
         for (int i = 0; i < cases; ++i) {

@@ -1,4 +1,4 @@
-// Which instruction set runs: the best one the processor has, or the one PRUNUS_CPU names (portable, avx2, avx512).
+// Which instruction set runs: the best one the processor has, or the one PRUNUS_CPU names (portable, avx2, avx512, neon).
 #pragma once
 
 #include <cstdlib>
@@ -6,9 +6,13 @@
 
 namespace prunus {
 
-enum class Level { portable = 0, avx2 = 1, avx512 = 2 };
+// Every aarch64 processor has NEON, and no processor has both that and AVX2.
+enum class Level { portable = 0, avx2 = 1, neon = 1, avx512 = 2 };
 
 inline const char *level_name(Level level) {
+#ifdef PRUNUS_NEON
+    return level == Level::neon ? "neon" : "portable";
+#endif
     return level == Level::avx512 ? "avx512" : level == Level::avx2 ? "avx2" : "portable";
 }
 
@@ -22,6 +26,9 @@ inline Level best_level() {
                         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
     if (avx2 && avx512) return Level::avx512;
     if (avx2) return Level::avx2;
+#endif
+#ifdef PRUNUS_NEON
+    return Level::neon;
 #endif
     return Level::portable;
 }

@@ -28,6 +28,9 @@ inline const Level &level_of(prunus::Level which) {
     if (which == prunus::Level::avx512) return avx512_level();
     if (which == prunus::Level::avx2) return avx2_level();
 #endif
+#ifdef PRUNUS_NEON
+    if (which == prunus::Level::neon) return neon_level();
+#endif
     return portable_level();
 }
 
@@ -57,6 +60,9 @@ inline const IntegerLevel &integers_of(const Level &level) {
     if (level.name == avx2_level().name && !forced && prunus::has_avx_vnni()) return avx_vnni_integers();
 #endif
     if (level.name != portable_level().name) return avx2_integers();
+#endif
+#ifdef PRUNUS_NEON
+    if (level.name != portable_level().name) return neon_integers();
 #endif
     return portable_integers();
 }

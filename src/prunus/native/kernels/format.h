@@ -135,6 +135,7 @@ struct Level {
 const Level &portable_level();
 const Level &avx2_level();
 const Level &avx512_level();
+const Level &neon_level();
 
 }  // namespace kernels
 }  // namespace prunus

@@ -126,6 +126,7 @@ struct IntegerLevel {
 
 const IntegerLevel &portable_integers();
 const IntegerLevel &avx2_integers();
+const IntegerLevel &neon_integers();
 const IntegerLevel &avx_vnni_integers();
 const IntegerLevel &avx512_vnni_integers();
 
