@@ -1,99 +1,14 @@
 // Random shapes and masks through every instruction set, against sums in double precision. Prints the number of cases;
 // exits with 1 at the first disagreement. The tests compile it with SIMDe in place of AVX-512 (PRUNUS_EMULATE_AVX512),
 // and sanitize.sh compiles it with the address and undefined-behaviour sanitizers.
-#include <algorithm>
-#include <cmath>
-#include <cstdio>
-#include <cstdlib>
-#include <cstring>
-#include <memory>
-#include <random>
-#include <vector>
-
 #include "block.h"
-#include "integer.h"
-#include "pack.h"
+#include "checking.h"
+#include "integer_checks.h"
 #include "program.h"
 #include "recurrent.h"
 #include "run.h"
 
-using namespace prunus::kernels;
-
 namespace {
-
-std::mt19937_64 engine(7);
-
-int64_t draw(int64_t low, int64_t high) { return std::uniform_int_distribution<int64_t>(low, high)(engine); }
-float normal() { return std::normal_distribution<float>()(engine); }
-
-// Exactly as large as asked for, so that a read past the end is seen.
-struct Floats {
-    std::unique_ptr<float[]> at;
-    int64_t size;
-    explicit Floats(int64_t n) : at(new float[size_t(n)]), size(n) {
-        for (int64_t i = 0; i < n; ++i) at[size_t(i)] = normal();
-    }
-};
-
-struct Matrix {
-    std::vector<float> dense, values, scale;
-    std::vector<uint16_t> half;
-    std::vector<int8_t> byte;
-    std::vector<uint8_t> index;
-    Plan plan;
-    Packed packed;
-
-    // `used`: columns that may hold a weight; null for all.
-    Matrix(int64_t rows, int64_t cols, int64_t bank, double density, Values kind,
-           const std::vector<bool> *used = nullptr)
-        : dense(size_t(rows * cols)) {
-        for (size_t i = 0; i < dense.size(); ++i)
-            if (std::uniform_real_distribution<double>()(engine) < density && (!used || (*used)[i % size_t(cols)]))
-                dense[i] = normal();
-        plan = plan_packing(dense.data(), rows, cols, bank);
-        values.resize(size_t(plan.slot_start.back() * lanes));
-        index.resize(size_t(plan.packet_start.back() * lanes));
-        fill_packing(plan, dense.data(), values.data(), index.data());
-        const void *data = values.data();
-        if (kind == Values::bf16) {
-            for (float v : values) {
-                uint32_t bits;
-                std::memcpy(&bits, &v, 4);
-                half.push_back(uint16_t(bits >> 16));
-            }
-            data = half.data();
-        } else if (kind == Values::i8) {
-            for (float v : values) byte.push_back(int8_t(std::lround(std::fmax(-127.0f, std::fmin(127.0f, v * 30)))));
-            data = byte.data();
-            for (int64_t r = 0; r < rows; ++r) scale.push_back(0.01f * float(1 + r % 7));
-        }
-        packed = {rows,
-                  cols,
-                  bank,
-                  (rows + lanes - 1) / lanes,
-                  kind,
-                  data,
-                  index.data(),
-                  plan.schedule.data(),
-                  plan.schedule_start.data(),
-                  plan.slot_start.data(),
-                  plan.packet_start.data()};
-        if (const char *wrong =
-                verify(packed, int64_t(plan.schedule.size()), plan.slot_start.back(), plan.packet_start.back())) {
-            std::printf("inconsistent packing: %s\n", wrong);
-            std::exit(1);
-        }
-        std::fill(dense.begin(), dense.end(), 0.0f);
-        unpack(packed, scale.empty() ? nullptr : scale.data(), dense.data());
-    }
-    const float *scales() const { return scale.empty() ? nullptr : scale.data(); }
-};
-
-void compare(const char *what, const char *level, double found, double exact, double size) {
-    if (std::fabs(found - exact) <= 1e-5 * size + 1e-30) return;
-    std::printf("%s on %s: %.9g instead of %.9g (size %.3g)\n", what, level, found, exact, size);
-    std::exit(1);
-}
 
 void check_linear(const Level &level) {
     const bool large = draw(0, 39) == 0;
@@ -118,40 +33,6 @@ void check_linear(const Level &level) {
                 }
                 compare("linear", level.name, y[size_t(n * rows + r)], relu && sum < 0 ? 0.0 : sum, size);
             }
-    }
-}
-
-// Integer products against sums of whole numbers, bit for bit, from inputs and for outputs that are exactly as large as
-// they must be.
-void check_integers(const IntegerLevel &level) {
-    const int64_t rows = draw(1, 50), cols = draw(1, 150), tokens = draw(1, 9), banks[] = {16, 32, 64, 128, 256};
-    const Matrix m(rows, cols, banks[draw(0, 4)], std::pow(double(draw(0, 10)) / 10, 2), Values::i8);
-    const IntegerMatrix integer(m.packed, m.scales());
-    const Floats x(tokens * cols), bias(rows);
-    std::unique_ptr<float[]> y(new float[size_t(tokens * rows)]);
-    const bool relu = draw(0, 1), biased = draw(0, 1);
-    integer_linear(level, integer, x.at.get(), cols, tokens, y.get(), biased ? bias.at.get() : nullptr, relu,
-                   int(draw(1, 3)));
-    for (int64_t n = 0; n < tokens; ++n) {
-        float low = 0.0f, high = 0.0f;
-        for (int64_t c = 0; c < cols; ++c)
-            low = std::fmin(low, x.at[size_t(n * cols + c)]), high = std::fmax(high, x.at[size_t(n * cols + c)]);
-        const float step = high / 127.0f - low / 127.0f, inverse = 1.0f / step;
-        const int64_t zero = std::lrint(-low * inverse);
-        for (int64_t r = 0; r < rows; ++r) {
-            int64_t sum = 0;
-            for (int64_t c = 0; c < cols; ++c) {
-                const int64_t q = std::max<int64_t>(
-                    0, std::min<int64_t>(127, std::lrint(x.at[size_t(n * cols + c)] * inverse) + zero));
-                sum += (q - zero) * std::lround(double(m.dense[size_t(r * cols + c)]) / m.scales()[r]);
-            }
-            float value = float(sum) * (step * m.scales()[r]);
-            if (biased) value += bias.at[size_t(r)];
-            const float found = y[size_t(n * rows + r)], exact = relu && value < 0.0f ? 0.0f : value;
-            if (std::memcmp(&found, &exact, 4) == 0) continue;
-            std::printf("integers on %s: %.9g instead of %.9g\n", level.name, double(found), double(exact));
-            std::exit(1);
-        }
     }
 }
 
@@ -451,7 +332,8 @@ int main(int count, char **arguments) {
 #endif
     for (const IntegerLevel *level : integers) {
         for (int i = 0; i < 5 * cases; ++i) check_integers(*level);
-        std::printf("%s integers: %d cases are exact\n", level->name, 5 * cases);
+        for (int i = 0; i < cases; ++i) check_integer_conv(*level);
+        std::printf("%s integers: %d cases and %d runs of convolutions are exact\n", level->name, 5 * cases, cases);
     }
     for (const auto &[level, name] : blocks) {
         const IntegerLevel &own = *integers[std::min<size_t>(integers.size() - 1, level != blocks[0].first)];

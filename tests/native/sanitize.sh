@@ -16,7 +16,7 @@ if [ "$mode" = neon ]; then
     compiler=aarch64-linux-gnu-g++
     run="qemu-aarch64 -L /usr/aarch64-linux-gnu"
 fi
-common="-std=c++20 -g -fno-math-errno -ffp-contract=off -Wno-psabi -I$source -I$source/kernels"
+common="-std=c++20 -g -fno-math-errno -ffp-contract=off -Wno-psabi -I$source -I$source/kernels -I$here"
 if [ "$mode" = sanitize ]; then
     common="$common -O1 -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer"
 else

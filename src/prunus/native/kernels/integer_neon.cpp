@@ -12,35 +12,7 @@ namespace prunus {
 namespace kernels {
 namespace {
 
-Step quantise(const float *x, int64_t count, uint8_t *out) {
-    float32x4_t low = vdupq_n_f32(0.0f), high = low;
-    uint32x4_t largest = vdupq_n_u32(0);
-    const uint32x4_t magnitude = vdupq_n_u32(0x7FFFFFFFu);
-    const auto four = [&](int64_t i) {
-        if (i + 4 <= count) return vld1q_f32(x + i);
-        float v[4] = {};
-        std::copy(x + i, x + count, v);
-        return vld1q_f32(v);
-    };
-    for (int64_t i = 0; i < count; i += 4) {
-        const float32x4_t v = four(i);
-        largest = vmaxq_u32(largest, vandq_u32(vreinterpretq_u32_f32(v), magnitude));
-        low = vminnmq_f32(low, v), high = vmaxnmq_f32(high, v);
-    }
-    const Grid grid = grid_for(vminvq_f32(low), vmaxvq_f32(high), vmaxvq_u32(largest));
-    const int64_t whole = (count + table - 1) / table * table;
-    if (grid.flat) {
-        std::memset(out, 0, size_t(whole));
-        return grid.step;
-    }
-    for (int64_t i = 0; i < whole; i += 4) {
-        int32x4_t q = vdupq_n_s32(0);
-        if (i < count) q = vaddq_s32(vcvtnq_s32_f32(vmulq_n_f32(four(i), grid.inverse)), vdupq_n_s32(grid.step.zero));
-        q = vminq_s32(vdupq_n_s32(top), vmaxq_s32(vdupq_n_s32(0), q));
-        for (int64_t j = 0; j < 4; ++j) out[i + j] = i + j < count ? uint8_t(q[j]) : uint8_t(0);
-    }
-    return grid.step;
-}
+#include "integer_plain.h"
 
 // Four bytes of each row times four weights, added to the row's sum. A register holds four rows.
 inline int32x4_t dot(int32x4_t sum, uint8x16_t inputs, const uint8_t *weights) {
@@ -68,9 +40,9 @@ inline void join(uint8x16_t a, uint8x16_t b, uint8x16_t &first, uint8x16_t &seco
     first = vreinterpretq_u8_u16(vzip1q_u16(x, y)), second = vreinterpretq_u8_u16(vzip2q_u16(x, y));
 }
 
-void multiply_one(const IntegerTask &t, int n) {
+void add_up(const IntegerTask &t, const uint8_t *x, int32_t (&sum)[lanes]) {
     Sums sums = {{vdupq_n_s32(0), vdupq_n_s32(0), vdupq_n_s32(0), vdupq_n_s32(0)}};
-    const uint8_t *unit = t.units, *x = t.x + n * t.pitch;
+    const uint8_t *unit = t.units;
     const int32_t *place = t.place;
     uint8x16_t found[4];
     for (int32_t u = 0; u < t.quads; ++u, unit += unit_bytes, ++place) {
@@ -99,24 +71,20 @@ void multiply_one(const IntegerTask &t, int n) {
         }
         add_unit(sums, unit, found);
     }
-    int32_t sum[lanes];
     vst1q_s32(sum, sums.at[0]), vst1q_s32(sum + 8, sums.at[1]);
     vst1q_s32(sum + 4, sums.at[2]), vst1q_s32(sum + 12, sums.at[3]);
-    for (int64_t row = 0; row < t.rows; ++row) {
-        float value = float(sum[row] - t.step[n].zero * t.sum[row]) * (t.step[n].step * t.scale[row]);
-        if (t.bias) value += t.bias[row];
-        t.out[n * t.ldo + row] = t.relu && value < 0.0f ? 0.0f : value;
-    }
 }
 
-void multiply(const IntegerTask &t) {
-    for (int n = 0; n < t.tokens; ++n) multiply_one(t, n);
-}
+void multiply(const IntegerTask &t) { multiply_tokens_with(t, add_up); }
 
 }  // namespace
 
 const IntegerLevel &neon_integers() {
-    static constexpr IntegerLevel level = {.name = "neon", .quantise = quantise, .multiply = multiply};
+    static constexpr IntegerLevel level = {.name = "neon",
+                                           .measure = measure,
+                                           .to_bytes = to_bytes,
+                                           .planes_to_bytes = planes_to_bytes,
+                                           .multiply = multiply};
     return level;
 }
 

@@ -1,0 +1,143 @@
+// Integer kernels against sums of whole numbers.
+#pragma once
+
+#include "checking.h"
+#include "integer_program.h"
+
+namespace {
+
+// Integer products against sums of whole numbers, bit for bit, from inputs and for outputs that are exactly as large as
+// they must be.
+void check_integers(const IntegerLevel &level) {
+    const int64_t rows = draw(1, 50), cols = draw(1, 150), tokens = draw(1, 9), banks[] = {16, 32, 64, 128, 256};
+    const Matrix m(rows, cols, banks[draw(0, 4)], std::pow(double(draw(0, 10)) / 10, 2), Values::i8);
+    const IntegerMatrix integer(m.packed, m.scales());
+    const Floats x(tokens * cols), bias(rows);
+    std::unique_ptr<float[]> y(new float[size_t(tokens * rows)]);
+    const bool relu = draw(0, 1), biased = draw(0, 1);
+    integer_linear(level, integer, x.at.get(), cols, tokens, y.get(), biased ? bias.at.get() : nullptr, relu,
+                   int(draw(1, 3)));
+    for (int64_t n = 0; n < tokens; ++n) {
+        float low = 0.0f, high = 0.0f;
+        for (int64_t c = 0; c < cols; ++c)
+            low = std::fmin(low, x.at[size_t(n * cols + c)]), high = std::fmax(high, x.at[size_t(n * cols + c)]);
+        const float step = high / 127.0f - low / 127.0f, inverse = 1.0f / step;
+        const int64_t zero = std::lrint(-low * inverse);
+        for (int64_t r = 0; r < rows; ++r) {
+            int64_t sum = 0;
+            for (int64_t c = 0; c < cols; ++c) {
+                const int64_t q = std::max<int64_t>(
+                    0, std::min<int64_t>(127, std::lrint(x.at[size_t(n * cols + c)] * inverse) + zero));
+                sum += (q - zero) * std::lround(double(m.dense[size_t(r * cols + c)]) / m.scales()[r]);
+            }
+            float value = float(sum) * (step * m.scales()[r]);
+            if (biased) value += bias.at[size_t(r)];
+            const float found = y[size_t(n * rows + r)], exact = relu && value < 0.0f ? 0.0f : value;
+            if (std::memcmp(&found, &exact, 4) == 0) continue;
+            std::printf("integers on %s: %.9g instead of %.9g\n", level.name, double(found), double(exact));
+            std::exit(1);
+        }
+    }
+}
+
+// A plain convolution of one image with whole numbers: what every instruction set must give, bit for bit.
+struct PlainConv {
+    Conv c;
+    int64_t bank;
+    const Matrix &m;
+    const float *bias;
+    bool relu;
+    const Grid *fixed;
+
+    int64_t taps() const { return c.kernel_y * c.kernel_x; }
+    int64_t column(int64_t tap, int64_t k) const {
+        return c.channels < bank ? tap * c.channels + k : (k / bank * taps() + tap) * bank + k % bank;
+    }
+
+    std::vector<float> operator()(const std::vector<float> &x, const float *other) const {
+        float low = 0.0f, high = 0.0f;
+        for (float v : x) low = std::fmin(low, v), high = std::fmax(high, v);
+        const Grid grid = fixed ? *fixed : grid_for(low, high, 0);
+        std::vector<int64_t> q;  // less the byte for zero
+        for (float v : x) {
+            const int64_t whole = std::lrint(std::fmax(-1e6f, std::fmin(1e6f, v * grid.inverse))) + grid.step.zero;
+            q.push_back(grid.flat ? 0 : std::max<int64_t>(0, std::min<int64_t>(127, whole)) - grid.step.zero);
+        }
+        const int64_t h = c.out_height(), w = c.out_width();
+        std::vector<float> y;
+        for (int64_t r = 0; r < m.packed.rows; ++r)
+            for (int64_t p = 0; p < h * w; ++p) {
+                int64_t sum = 0;
+                for (int64_t k = 0; k < c.channels; ++k)
+                    for (int64_t tap = 0; tap < taps(); ++tap) {
+                        const int64_t iy = p / w * c.stride_y + tap / c.kernel_x * c.dilation_y - c.pad_y;
+                        const int64_t ix = p % w * c.stride_x + tap % c.kernel_x * c.dilation_x - c.pad_x;
+                        if (iy < 0 || ix < 0 || iy >= c.height || ix >= c.width) continue;
+                        const double weight = double(m.dense[size_t(r * m.packed.cols + column(tap, k))]);
+                        sum += std::lround(weight / m.scales()[r]) * q[size_t((k * c.height + iy) * c.width + ix)];
+                    }
+                float value = float(sum) * (grid.step.step * m.scales()[r]) + bias[r];
+                if (other) value += other[r * h * w + p];
+                y.push_back(relu && value < 0.0f ? 0.0f : value);
+            }
+        return y;
+    }
+};
+
+Matrix conv_matrix(const Conv &c, int64_t rows, int64_t bank) {
+    const int64_t taps = c.kernel_y * c.kernel_x,
+                  cols = taps * (c.channels < bank ? c.channels : (c.channels + bank - 1) / bank * bank);
+    std::vector<bool> used(static_cast<size_t>(cols));
+    for (int64_t i = 0; i < cols; ++i)
+        used[size_t(i)] = c.channels < bank || i / (taps * bank) * bank + i % bank < c.channels;
+    return Matrix(rows, cols, bank, std::pow(double(draw(1, 10)) / 10, 2), Values::i8, &used);
+}
+
+// One convolution, and one of its result to which that is added, with ranges of each image or given ones: a whole run
+// against plain sums, for one and for several threads.
+void check_integer_conv(const IntegerLevel &level) {
+    const int64_t batch = draw(1, 3), bank = draw(0, 1) ? 16 : 32, rows = draw(1, 40);
+    const auto sizes = [&](int64_t channels, int64_t height, int64_t width) {
+        Conv c = {1,          channels,   height,     width,      draw(1, 4), draw(1, 4), draw(1, 3), draw(1, 3),
+                  draw(0, 3), draw(0, 3), draw(1, 2), draw(1, 2), {},         {},         {}};
+        return c;
+    };
+    Conv one = sizes(draw(1, 40), draw(1, 12), draw(1, 20));
+    while (one.out_height() < 1 || one.out_width() < 1) one = sizes(draw(1, 40), draw(1, 12), draw(1, 20));
+    Conv two = sizes(rows, one.out_height(), one.out_width());
+    two.kernel_y = two.kernel_x = 3, two.stride_y = two.stride_x = 1;  // so that what comes in can be added
+    two.dilation_y = two.dilation_x = two.pad_y = two.pad_x = 1;
+    const Matrix first = conv_matrix(one, rows, bank), second = conv_matrix(two, rows, bank);
+    const Floats bias(rows), x(batch * one.channels * one.height * one.width);
+    const Grid grids[] = {fixed_grid(-1.0f, 2.0f), fixed_grid(-3.0f, 5.0f)};
+    const Grid *fixed[] = {draw(0, 1) ? &grids[0] : nullptr, draw(0, 1) ? &grids[1] : nullptr};
+    const bool relu = draw(0, 1), both = draw(0, 1), added = draw(0, 1);
+    IntegerProgram program(portable_level(), level);
+    program.input(one.channels, one.height, one.width);
+    const auto matrix = [](const Matrix &m) { return std::make_shared<const IntegerMatrix>(m.packed, m.scales()); };
+    program.conv(matrix(first), bank, one, bias.at.get(), relu, fixed[0], 0, -1);
+    program.conv(matrix(second), bank, two, bias.at.get(), false, fixed[1], 1, added ? 1 : -1);
+    program.finish(both ? std::vector<int>{1, 2} : std::vector<int>{2});
+    const int64_t in = one.channels * one.height * one.width, out = rows * one.out_height() * one.out_width();
+    std::unique_ptr<float[]> y(new float[size_t(batch * out)]), z(new float[size_t(batch * out)]);
+    for (int threads : {1, 3}) {
+        std::vector<float *> tensors = {x.at.get(), z.get()};
+        if (both) tensors.insert(tensors.begin() + 1, y.get());
+        program.run(batch, tensors, threads);
+        for (int64_t n = 0; n < batch; ++n) {
+            const std::vector<float> image(x.at.get() + n * in, x.at.get() + (n + 1) * in);
+            const std::vector<float> middle =
+                PlainConv{one, bank, first, bias.at.get(), relu, fixed[0]}(image, nullptr);
+            const std::vector<float> last =
+                PlainConv{two, bank, second, bias.at.get(), false, fixed[1]}(middle, added ? middle.data() : nullptr);
+            const auto same = [&](const std::vector<float> &exact, const float *found) {
+                for (size_t i = 0; i < exact.size(); ++i)
+                    if (exact[i] != found[i]) compare("integer convolution", level.name, found[i], exact[i], 0.0);
+            };
+            if (both) same(middle, y.get() + n * out);
+            same(last, z.get() + n * out);
+        }
+    }
+}
+
+}  // namespace
