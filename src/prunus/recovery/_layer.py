@@ -55,7 +55,10 @@ def shrunk(own: Tensor, cross: Tensor, count: int) -> tuple[Tensor, Tensor]:
     columns = own.shape[-1]
     if count >= columns or columns < 2:
         return own, cross
-    spread = own.diagonal(dim1=-2, dim2=-1).clamp_min(1e-300).rsqrt()
+    diagonal = own.diagonal(dim1=-2, dim2=-1)
+    # Inputs that hardly vary leave nothing but rounding, perhaps below zero: they have no correlations.
+    least = torch.finfo(own.dtype).eps * diagonal.mean(-1, keepdim=True).clamp_min(0.0)
+    spread = torch.where(diagonal > least, diagonal.clamp_min(1e-300).rsqrt(), 0.0)
     square = (own * spread.unsqueeze(-1) * spread.unsqueeze(-2)).square().sum((-2, -1))
     above = (1 - 2 / columns) * square + columns**2
     part = (above / ((count + 1 - 2 / columns) * (square - columns).clamp_min(1e-12))).clamp(max=1.0)
