@@ -70,18 +70,19 @@ def digits_row(model: nn.Module, seed: int, penalty: float, sparsity: float, rad
 @pytest.mark.prove
 def test_the_digits_network_is_certified_as_tightly_as_promised():
     seeds, length = range(scale(1, full=3)), f"{scale(20, full=60)}ep"
+    limits = LIMITS if PROVING else {0.5: LIMITS[0.5]}
     rows = []
     for seed in seeds:
         for penalty in (0.0, 2e-3) if PROVING else (0.0,):
             model = trained(seed, penalty, length)
-            rows += [digits_row(model, seed, penalty, sparsity, None) for sparsity in LIMITS]
+            rows += [digits_row(model, seed, penalty, sparsity, None) for sparsity in limits]
             rows.append(digits_row(model, seed, penalty, 0.5, 0.01))
 
     def of(penalty: float, sparsity: float, ball: bool, key: str) -> list[float]:
         wanted = [r for r in rows if (r["penalty"], r["sparsity"]) == (penalty, sparsity)]
         return [float(r[key]) for r in wanted if (r["domain"] == "Ball(1)") == ball]
 
-    for sparsity, limit in LIMITS.items():
+    for sparsity, limit in limits.items():
         assert statistics.median(of(0.0, sparsity, True, "tightness")) <= limit
         if PROVING:
             plain, penalised = of(0.0, sparsity, True, "bound"), of(2e-3, sparsity, True, "bound")

@@ -90,8 +90,6 @@ def test_plan_keeps_the_budget_and_writes_masks(weights, tmp_path, capsys):
     assert record["sparsity"] >= record["uniform"] - 1e-9
     masks = prunus.Masks.load(file)
     assert masks.sparsity == pytest.approx(record["sparsity"])
-    assert run(["plan", NET, "--weights", weights, *options]) == 0
-    assert "within the budget" in capsys.readouterr().out
 
 
 def test_a_statistical_plan_and_a_hopeless_one(weights, capsys):

@@ -18,16 +18,20 @@ from prunus.study import Grid, LocalEngine, Store, run_study
 from support.browser import browser, opened
 from support.studies import tiny
 
+SHOWN = {"certify": 2, "labels": 50, "held_out": 500, "sensitivity": 200}
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A real study: two networks, three patterns, two seeds, and a cell that fails."""
     place = tmp_path_factory.mktemp("study")
-    cells = tiny(model=("fc:64-16-10", "fc:64-10"), pattern=("unstructured", "balanced:16", "2:4"), seed=(0, 1))
+    cells = tiny(
+        model=("fc:64-16-10", "fc:64-10"), pattern=("unstructured", "balanced:16", "2:4"), seed=(0, 1), settings=SHOWN
+    )
     cells = [cell for cell in cells if cell.model == "fc:64-16-10" or cell.seed == 0]
     run_study(cells, place, engine=LocalEngine(1))
     with Store(place, create=True) as store:
-        store.add(tiny(pattern=("channels",))[0], error="Something <b>else</b> failed.")
+        store.add(tiny(pattern=("channels",), settings=SHOWN)[0], error="Something <b>else</b> failed.")
     return place
 
 
@@ -98,7 +102,7 @@ def test_the_study_on_the_page_is_the_study(folder: Path, page: Path, tmp_path: 
 
 def test_fine_tuned_cells_stand_beside_the_others(tmp_path: Path) -> None:
     """Two sets of settings in one store: their cells are not taken for seeds of each other, and both files are told."""
-    cells = tiny(pattern=("unstructured", "2:4")) + tiny(settings={"finetune": "1ep"})
+    cells = tiny(pattern=("unstructured", "2:4"), settings=SHOWN) + tiny(settings={"finetune": "1ep"} | SHOWN)
     run_study(cells, tmp_path, engine=LocalEngine(1))
     with Store(tmp_path) as store:
         (panel,) = panels(store.results(), store.bases())

@@ -13,6 +13,7 @@ import prunus
 from prunus.adapters import example_input, output_tensors
 from prunus.errors import BadInput, RunFailed
 from prunus.sparse import explain, load, save
+from support import only_when_proving
 from support.foreign import KINDS, small
 
 
@@ -118,13 +119,15 @@ def test_own_forwards_are_packed_where_they_are_one_product(tmp_path) -> None:
     assert torch.equal(load(tmp_path / "own", model)(x), fast(x))
 
 
+@pytest.mark.prove
+@only_when_proving
 def test_efficientnet_is_packed(tmp_path) -> None:
     library = pytest.importorskip("efficientnet_lite_pytorch")
     torch.manual_seed(0)
     model = library.EfficientNet.from_name("efficientnet-lite0").eval()
     masks = prunus.prune(model, 0.75, pattern="balanced:16", misfits="skip")
     assert all("depthwise" in name for name in masks.notes["skipped"])
-    x = torch.randn(1, 3, 224, 224)
+    x = torch.randn(1, 3, 64, 64)
     fast = prunus.compress(model, example=x, select=dict.fromkeys(["_conv_stem", "_conv_head", "_fc"], True))
     assert {"_conv_stem", "_conv_head", "_fc"} <= set(packed(fast))
     assert not any("forward of its own" in why for why in left(fast).values())

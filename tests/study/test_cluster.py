@@ -36,7 +36,7 @@ def test_a_cluster_gives_the_same_and_survives_a_death(tmp_path: Path, monkeypat
     """Two workers; the process of one is killed while it runs a cell."""
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    cells = tiny(sparsity=tuple((place + 30) / 100 for place in range(scale(4, full=60))))
+    cells = tiny(sparsity=tuple((place + 30) / 100 for place in range(scale(3, full=60))))
     run_study(cells, tmp_path / "local", engine=LocalEngine(2))
     killed: list[int] = []
 

@@ -14,11 +14,9 @@ from prunus.study import LocalEngine, Settings, Store, run_study
 from prunus.study.examples import png
 from support.studies import tiny
 
-QUICK = {"held_out": 100, "sensitivity": 0, "labels": 0}
-
 
 def test_a_metric_of_ones_own_of_which_less_is_better(tmp_path: Path) -> None:
-    settings = {**QUICK, "metric": "support.studies:error_rate"}
+    settings = {"metric": "support.studies:error_rate"}
     run_study(tiny(sparsity=(0.5, 0.95), settings=settings), tmp_path, engine=LocalEngine(1))
     with Store(tmp_path) as store:
         (panel,) = panels(store.results(), store.bases())
@@ -40,7 +38,7 @@ def test_an_unknown_metric_is_refused_before_anything_runs() -> None:
 
 def test_dense_engines_stand_beside_and_are_judged(tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime", reason="the int8 engine is ONNX Runtime")
-    settings = {**QUICK, "peers": True, "integers": True, "second_batch": 4}
+    settings = {"peers": True, "integers": True, "second_batch": 4}
     run_study(tiny(pattern=("balanced:16",), settings=settings), tmp_path, engine=LocalEngine(1))
     with Store(tmp_path) as store:
         (result,) = store.results()
@@ -57,7 +55,7 @@ def test_dense_engines_stand_beside_and_are_judged(tmp_path: Path) -> None:
 
 
 def test_images_whose_label_changed_are_kept(tmp_path: Path) -> None:
-    settings = {**QUICK, "examples": 3, "exclude": ("linear", "conv1"), "compress": False}
+    settings = {"examples": 3, "exclude": ("linear", "conv1"), "compress": False}
     model = ("resnet20:width=0.25,channels=1",)
     cells = tiny(model=model, data=("digits-images",), sparsity=(0.9,), settings=settings)
     run_study(cells, tmp_path, engine=LocalEngine(1))

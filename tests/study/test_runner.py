@@ -21,7 +21,9 @@ from support.studies import contents, tiny
 
 
 def test_a_study_runs_measures_and_is_not_run_twice(tmp_path: Path) -> None:
-    cells = tiny(pattern=("balanced:16", "2:4"), settings={"lr": 0.2})  # far enough from the uniform start
+    cells = tiny(
+        pattern=("balanced:16", "2:4"), settings={"lr": 0.2, "certify": 2}
+    )  # far enough from the uniform start
     seen: list[tuple[int, int]] = []
 
     def show(state: Progress) -> None:
@@ -153,7 +155,7 @@ def count(folder: Path) -> int:
 
 @pytest.mark.prove
 def test_killed_and_resumed_gives_the_same_values(tmp_path: Path) -> None:
-    cells, kills = scale(6, full=60), scale(2, full=5)
+    cells, kills = scale(4, full=60), scale(1, full=5)
     assert start(tmp_path / "whole", cells).wait() == 0
     chance = random.Random(0)
     survived = [0]

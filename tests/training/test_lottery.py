@@ -9,6 +9,7 @@ import torch
 from prunus.contract import whole
 from prunus.errors import BadInput
 from prunus.training import Callback, FitConfig, ImpOptions, Run, imp
+from support import scale
 from support.training import conv_net, digits, fc, same_bytes
 
 QUICK = FitConfig(lr=0.05, batch_size=32)
@@ -152,6 +153,7 @@ def test_controls_have_the_same_density(monkeypatch: pytest.MonkeyPatch) -> None
     assert "shuffle-global" in levels[1].to_dict()
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize("fraction", ["certified", "statistical"])
 def test_a_plan_chooses_what_each_round_removes(fraction: str) -> None:
     """Every round stays within the error, certified again from the outside (the use named in the closeness paper)."""
@@ -160,9 +162,10 @@ def test_a_plan_chooses_what_each_round_removes(fraction: str) -> None:
     train, test = digits()
     domain = prunus.Ball(1.0) if fraction == "certified" else None
     options = ImpOptions(domain=domain, error=4.0, exclude=("layers.2",))
-    levels = imp(fc("64-16-16-10"), train, 2, fraction, "2ep", "4ep", test, config=QUICK, options=options)
-    assert 0.0 < levels[1].masks.sparsity <= levels[2].masks.sparsity
-    assert set(levels[2].masks) == {"layers.0.weight", "layers.1.weight"}
+    rounds = scale(1, full=2) if fraction == "certified" else 2
+    levels = imp(fc("64-16-16-10"), train, rounds, fraction, "2ep", "4ep", test, config=QUICK, options=options)
+    assert 0.0 < levels[1].masks.sparsity <= levels[rounds].masks.sparsity
+    assert set(levels[rounds].masks) == {"layers.0.weight", "layers.1.weight"}
     for one, two in itertools.pairwise(levels):
         assert all(bool((one.masks[name] | ~two.masks[name]).all()) for name in one.masks)
         if fraction == "certified":

@@ -44,7 +44,7 @@ class CertifyOptions:
         seconds: How much time the linear relaxation may take.
         starts: Inputs (n, *shape) from which the attack also climbs, such as the worst data points.
         progress: Called with a sentence before every stage.
-        tune: Spend about a second more to tighten the norms of products.
+        tune: Spend about a second more to tighten the norms of products and the slopes of the relaxation.
 
     Raises:
         BadInput: No method, or a negative time.
@@ -290,7 +290,7 @@ class Bounds:
                 own[point] = torch.minimum(own[point], _output_sizes(tightened)[0])
 
             computed = computed_ranges(pair, region, self.norms, ranges)
-            relaxed = bound_relaxation(pair, region, ranges, computed, deadline, tell)
+            relaxed = bound_relaxation(pair, region, ranges, computed, deadline, tell, self.options.tune)
         if "recursion" in options.methods:
             bounds["recursion"] = sizes[-1].error * OUTWARDS
         if "products" in options.methods:

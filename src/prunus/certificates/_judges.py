@@ -123,10 +123,10 @@ class _CertifiedJudge:
         return found
 
     def __call__(self, masks: Masks, levels: Mapping[str, float]) -> float:
-        """The bound; norms of products are tuned only where that may decide about the budget."""
+        """The bound; norms and slopes are tuned only where that may decide about the budget."""
         options = self._methods(masks, levels)
         rough = self._bounds(masks, levels, replace(options, tune=False))
-        if rough <= self._error or rough > 1.4 * self._error or "products" not in options.methods:
+        if rough <= self._error or rough > 1.4 * self._error:
             return rough
         return self._bounds(masks, levels, options)
 

@@ -86,7 +86,7 @@ def study(
     pruned, perhaps fine-tuned, certified, compressed and timed. Cells that are in the folder already are not run
     again, so a study that was stopped goes on where it was. Exit status 1 if a cell failed.
 
-    Example: `prunus study fc:64-64-10 --data digits --length 2ep --pattern unstructured,balanced:16 --sparsity 0.5,0.9
+    Example: `prunus study fc:64-64-10 --data digits --length 2ep --pattern unstructured,balanced:16 --sparsity 0.9
     -o runs/digits`, then `prunus report runs/digits`
     """
     from prunus.study import Store, check_size, run_study

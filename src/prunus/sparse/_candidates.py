@@ -119,7 +119,7 @@ def _read(name: str, module: nn.Module, found: Candidates, shape: tuple[int, ...
     seen = []
     try:
         for size in sizes:  # padding that depends on the size shows in the second reading
-            seen.append(_one_product(graph.read(module, torch.zeros(size, dtype=dtype))))
+            seen.append(_one_product(graph.read(module, torch.zeros(size, dtype=dtype), level="exported")))
     except BadInput:
         return "its class has a forward of its own that cannot be read"
     if any(entry is None for entry in seen):

@@ -42,10 +42,12 @@ def bound_relaxation(
     computed: Sequence[Ranges],
     deadline: float,
     tell: Callable[[int, Sequence[Ranges]], None] | None = None,
+    tune: bool = True,
 ) -> Relaxed:
     """The relaxation of every point; exact, computed: ranges of exact values and of what the networks compute.
 
-    `tell` hears the tightened ranges of every point: other terms of a certificate gain from them too.
+    `tell` hears the tightened ranges of every point: other terms of a certificate gain from them too. Without `tune`
+    the slopes stay as they are first chosen, which is several times faster.
     """
     found = torch.full((region.points, math.prod(pair.output_shape)), float("inf"), dtype=torch.float64)
     rounding = torch.full_like(found, math.inf)
@@ -69,7 +71,7 @@ def bound_relaxation(
         finished = relaxation.tighten(until)
         found[first:last] = relaxation.outputs()
         rounding[first:last] = relaxation.rounding
-        if finished and found.shape[1] <= _TUNED_OUTPUTS:
+        if tune and finished and found.shape[1] <= _TUNED_OUTPUTS:
             found[first:last] = tune_outputs(relaxation, pair, found[first:last], _TUNING_STEPS, until)
         if tell is not None:
             for point in range(first, last):
