@@ -93,7 +93,7 @@ class LeNet(nn.Module):
 
 def near(model: nn.Module, masks: prunus.Masks, domain: Any, seconds: float = 300.0) -> dict[str, Any]:
     begin = time.process_time()
-    options = CertifyOptions(seconds=seconds, tune=False)
+    options = CertifyOptions(seconds=seconds)
     cert = prunus.certify(model, masks, domain, attack=AttackSettings(starts=16, steps=60), options=options)
     return {
         "bound": cert.bound,

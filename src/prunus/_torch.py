@@ -30,6 +30,7 @@ __all__ = [
     "TorchDispatchMode",
     "dispatch_modes",
     "empty_wrapper",
+    "holds_for_every_batch",
     "is_mutable",
     "is_tracing",
     "pytree",
@@ -52,6 +53,23 @@ def transformed() -> bool:
 def is_mutable(operator: Any) -> bool:
     """Whether an operator changes one of its arguments, as its schema says."""
     return isinstance(operator, OpOverload) and bool(operator._schema.is_mutable)
+
+
+def holds_for_every_batch(program: Any) -> bool:
+    """Whether an exported program holds for every batch size of at least two.
+
+    A branch on the batch size leaves a condition with the sizes' symbols. It is tried at small sizes, large ones, and
+    around every number that stands in it.
+    """
+    modes = [getattr(node.meta.get("val"), "fake_mode", None) for node in program.graph.nodes]
+    spaces = {id(mode.shape_env): mode.shape_env for mode in modes if mode is not None and mode.shape_env is not None}
+    for condition in [guard.expr for space in spaces.values() for guard in space.guards]:
+        numbers = {abs(int(number)) for number in condition.atoms() if number.is_Integer}
+        around = {number + step for number in numbers for step in (-1, 0, 1)} | {2 * number for number in numbers}
+        for size in {*range(2, 40), 100, 1001, 65536, 10**6 + 3, *around}:
+            if size >= 2 and condition.subs(dict.fromkeys(condition.free_symbols, size)) != True:  # noqa: E712
+                return False
+    return True
 
 
 def empty_wrapper(cls: type, shape: Any, dtype: torch.dtype, device: torch.device) -> Any:

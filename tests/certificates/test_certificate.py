@@ -4,6 +4,7 @@ import copy
 import json
 import random
 import re
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,6 +12,8 @@ import torch
 import prunus
 from certificates.networks import convolutional, fully_connected
 from prunus.certificates import Certificate, CertifyOptions, hash_model, verify
+from prunus.certificates._certify import certified
+from prunus.certificates._verify import compare
 from prunus.errors import BadFile
 from prunus.storage import write_record
 
@@ -67,16 +70,21 @@ def test_a_bound_that_was_lowered_is_caught(saved, tmp_path):
     write_record(forged, record["format"], record)
     with pytest.raises(BadFile, match="bounds by output exceed"):
         verify(forged, model, masks)
-    for changes in (
-        {"bound": cert.bound * 0.99},
-        {"outputs": [value * 0.99 for value in cert.outputs]},
-        {"each": [value * 0.99 for value in cert.each]},
-        {"methods": {name: value * 0.99 for name, value in cert.methods.items()}},
+    outputs = {"outputs": [value * 0.99 for value in cert.outputs]}
+    each = {"each": [value * 0.99 for value in cert.each]}
+    methods = {"methods": {name: value * 0.99 for name, value in cert.methods.items()}}
+    lower = replace(cert, bound=cert.bound * 0.99, **each, **methods, **outputs).to_dict()
+    for changes, message in (
+        (lower, "only allow"),
+        (outputs, "only allow"),
+        (each, "by point are not those of the bound"),
+        (methods, "by method are not those of the bound"),
     ):
         write_record(forged, record["format"], cert.to_dict() | changes)
-        with pytest.raises(BadFile, match="only allow"):
+        with pytest.raises(BadFile, match=message):
             verify(forged, model, masks)
-    write_record(forged, record["format"], json.loads(path.read_text()) | {"attained": cert.bound * 0.999})
+    more = {"attained": cert.bound * 0.999, "tightness": cert.bound / (cert.bound * 0.999)}
+    write_record(forged, record["format"], json.loads(path.read_text()) | more)
     with pytest.raises(BadFile, match="claims an input that moves"):
         verify(forged, model, masks)
     for value in ("NaN", "nan"):
@@ -86,6 +94,62 @@ def test_a_bound_that_was_lowered_is_caught(saved, tmp_path):
     write_record(forged, record["format"], record | {"bound": "nan"})
     with pytest.raises(BadFile, match="not a number"):
         verify(forged, model, masks)
+
+
+def test_everything_a_certificate_shows_is_checked(tmp_path):
+    model, _ = fully_connected(2, width=12, inputs=8)
+    masks = prunus.find_masks(model, 0.5)
+    points = torch.randn(2, 8, generator=torch.Generator().manual_seed(0))
+    options = CertifyOptions(methods=("recursion", "relaxation"))
+    cert = prunus.certify(model, masks, prunus.Samples(points, 0.05), options=options)
+    path, kind = cert.save(tmp_path / "c.json"), cert.to_dict()["format"]
+    kept = json.loads(path.read_text())
+    again = certified(model, masks, cert.domain, True, cert.seed, cert.norm, None, options)
+    compare(path, Certificate.load(path), *again)
+
+    def layer(number, **changes):
+        return {"layers": [row | (changes if n == number else {}) for n, row in enumerate(kept["layers"])]}
+
+    first, second = kept["layers"][0]["share"], kept["layers"][1]["share"]
+    swapped = {"layers": [kept["layers"][0] | {"share": second}, kept["layers"][1] | {"share": first}]}
+    swapped["layers"] += kept["layers"][2:]
+    for changes in (
+        {"rounding": cert.rounding / 2},
+        {"rounding": cert.bound},
+        {"sizes": cert.sizes / 2},
+        {"sizes": cert.sizes * 1e3},
+        layer(0, share=first / 2),
+        swapped,
+        layer(1, name="another"),
+        layer(1, kind="convolution"),
+        layer(0, norm=kept["layers"][0]["norm"] / 2),
+        {"layers": kept["layers"][:-1]},
+        {"logits": False, "loss_bound": None},
+        {"attained": kept["attained"] / 2, "tightness": 2 * kept["tightness"]},
+        {"witness": None},
+        {"each": [*cert.each, 0.0]},
+        {"outputs": list(cert.outputs)[:-1]},
+        {"tightness": 1.0},
+        {"loss_bound": 0.0},
+        {"vacuous": not cert.vacuous},
+        {"method": "magic"},
+        {"methods": kept["methods"] | {"magic": kept["bound"]}},
+        {"seconds": -1.0},
+        layer(0, share=-0.5),
+    ):
+        forged = tmp_path / "forged.json"
+        write_record(forged, kind, kept | changes)
+        with pytest.raises(BadFile):
+            compare(forged, Certificate.load(forged), *again)
+
+
+def test_less_time_makes_no_certificate_wrong(tmp_path):
+    model, _ = fully_connected(2, width=24, inputs=8)
+    masks = prunus.find_masks(model, 0.5)
+    points = torch.randn(3, 8, generator=torch.Generator().manual_seed(0))
+    cert = prunus.certify(model, masks, prunus.Samples(points, 0.05), options=CertifyOptions(seconds=1e-6))
+    path = cert.save(tmp_path / "c.json")
+    assert verify(path, model, masks).bound < cert.bound
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[1]", '{"format": "other"}', '{"format": "prunus-certificate-1"}'])

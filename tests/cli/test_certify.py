@@ -40,6 +40,17 @@ def test_a_saved_certificate_is_verified_and_a_wrong_one_refused(weights, tmp_pa
     assert "does not match" in capsys.readouterr().err
 
 
+def test_the_largest_output_is_a_norm_too(weights, capsys):
+    base = ["certify", NET, "--weights", weights, "--sparsity", "0.5", "--json", "--norm"]
+    bounds = {}
+    for norm in ("2", "max"):
+        assert run([*base, norm]) == 0
+        bounds[norm] = json.loads(capsys.readouterr().out)["bound"]
+    assert 0 < bounds["max"] <= bounds["2"]
+    assert run([*base, "3"]) == 2
+    assert "--norm is" in capsys.readouterr().err
+
+
 def test_samples_masks_and_statistics(weights, tmp_path, capsys):
     model = prunus.models.make(NET, seed=0)
     masks = tmp_path / "m.safetensors"
@@ -90,6 +101,37 @@ def test_plan_keeps_the_budget_and_writes_masks(weights, tmp_path, capsys):
     assert record["sparsity"] >= record["uniform"] - 1e-9
     masks = prunus.Masks.load(file)
     assert masks.sparsity == pytest.approx(record["sparsity"])
+
+
+def test_labels_are_a_budget_of_plan(weights, tmp_path, capsys):
+    file = tmp_path / "plan.safetensors"
+    base = ["plan", NET, "--weights", weights, "--exclude", "layers.[01]", "-o", str(file)]
+    near = ["--data", "digits", "--samples", "12", "--radius"]
+    assert run([*base, *near, "0.001", "--labels", "0.75", "--json"]) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert record["labels"] >= 0.75
+    assert record["points"] == 12
+    model, masks = prunus.models.make(NET, seed=0).eval(), prunus.Masks.load(file)
+    assert masks.sparsity == pytest.approx(record["sparsity"])
+    assert masks.sparsity > 0
+    points = prunus.data.load("digits", split="test").tensors[0][:12]
+    found = prunus.certify_labels(model, masks, prunus.Samples(points, 0.001))
+    assert found.fraction == pytest.approx(record["labels"])
+    assert run([*base, *near, "0.001", "--labels", "0.75"]) == 0
+    assert "provably keep their label" in capsys.readouterr().out
+    file.unlink()
+    for more, message in (
+        ([*near, "0.001"], "one budget"),
+        ([*near, "0.001", "--labels", "0.75", "--error", "1"], "one budget"),
+        ([*near, "0.001", "--labels", "1.5"], "at most 1"),
+        (["--labels", "0.75", "--radius", "1"], "--samples COUNT"),
+        ([*near, "30", "--labels", "1"], "a smaller radius"),
+    ):
+        assert run([*base, *more]) == 2
+        error = capsys.readouterr().err
+        assert message in error
+        assert error.count("\n") == 1
+        assert not file.exists()
 
 
 def test_a_statistical_plan_and_a_hopeless_one(weights, capsys):

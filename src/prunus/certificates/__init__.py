@@ -11,9 +11,10 @@ equal within a tolerance, or the same labels, on a whole domain.
 from __future__ import annotations
 
 from prunus.certificates._attack import AttackSettings, Attained, ascend
-from prunus.certificates._certify import METHODS, Bounds, CertifyOptions, certify, verify
+from prunus.certificates._certify import METHODS, Bounds, CertifyOptions, certify
 from prunus.certificates._judges import OnData, PlanSettings
 from prunus.certificates._plan import Plan, PlannedLayer, ScanRow, plan
+from prunus.certificates._verify import verify
 from prunus.certificates.a_priori import APriori, AssumptionRow, bound_a_priori, check_assumptions
 from prunus.certificates.certificate import Certificate, CertifiedLayer, hash_model
 from prunus.certificates.domains import Ball, Box, Samples

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import copy
 import math
-import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -27,7 +25,7 @@ from prunus.certificates.reading.pair import Pair, check_model, input_shape, rea
 from prunus.certificates.reading.pieces import Affine, Lipschitz
 from prunus.certificates.reading.rules import rule_for_module
 from prunus.contract import Masks
-from prunus.errors import BadFile, BadInput, UnknownName
+from prunus.errors import BadInput, UnknownName
 from prunus.graph import Graph
 
 METHODS = ("recursion", "products", "intervals", "relaxation")
@@ -118,7 +116,20 @@ def certify(
         >>> cert.attained <= cert.bound
         True
     """
-    options = options or CertifyOptions()
+    return certified(model, pruned, domain, attack, seed, norm, example, options or CertifyOptions())[0]
+
+
+def certified(
+    model: nn.Module,
+    pruned: Masks | nn.Module,
+    domain: Domain,
+    attack: bool | AttackSettings,
+    seed: int,
+    norm: int | str,
+    example: Tensor | None,
+    options: CertifyOptions,
+) -> tuple[Certificate, Combined, Pair]:
+    """The certificate, what the methods said point by point, and what was read of the networks."""
     if norm not in (2, "max"):
         raise BadInput(f'The norm of a certificate is 2 or "max", not {norm!r}.')
     begin = time.monotonic()
@@ -153,7 +164,7 @@ def certify(
         reached = ascend(pair, region, settings, seed, options.starts, norm)
         check_attained(reached.distance, found.bound)
         certificate = replace(certificate, attained=reached.distance, witness=reached.witness)
-    return replace(certificate, seconds=time.monotonic() - begin)
+    return replace(certificate, seconds=time.monotonic() - begin), found, pair
 
 
 def prepared(model: nn.Module, pruned: Masks | nn.Module) -> tuple[nn.Module, nn.Module]:
@@ -194,9 +205,24 @@ def _ends_in_softmax(pair: Pair) -> bool:
     return isinstance(last, Lipschitz) and last.kind == "softmax"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
+class Spread:
+    """A number of every point (points,): as it came out, and as it is where no time is left to tighten it."""
+
+    found: Tensor
+    untightened: Tensor
+
+    def clean(self) -> Spread:
+        """The same with infinity for what is not a number."""
+        return Spread(*(torch.where(torch.isnan(part), math.inf, part) for part in (self.found, self.untightened)))
+
+
+@dataclass(frozen=True, eq=False)
 class Combined:
-    """What the methods say together."""
+    """What the methods say together.
+
+    The last three: what `rounding`, `sizes` and `layers` are at every point of the region.
+    """
 
     bound: float
     method: str
@@ -206,6 +232,9 @@ class Combined:
     layers: tuple[CertifiedLayer, ...]
     each: tuple[float, ...]
     outputs: tuple[float, ...]
+    rounding_by_point: Spread
+    sizes_by_point: Spread
+    layers_by_point: Callable[[int], tuple[CertifiedLayer, ...]]
 
 
 def _measured(single: Tensor, norm: int | str) -> Tensor:
@@ -244,26 +273,32 @@ class Bounds:
         entries = math.prod(self.pair.input_shape) + sum(math.prod(step.shape) for step in self.pair.steps)
         chunk = max(1, _ENTRIES // entries)
         columns: dict[str, list[Tensor]] = {}
-        rounding, sizes, shares, outputs = [], [], [], []
+        rounding, sizes, shares, outputs, loose = [], [], [], [], []
         deadline = time.monotonic() + self.options.seconds
         with torch.no_grad():
             for start in range(0, region.points, chunk):
                 part = region.part(start, min(start + chunk, region.points))
                 last = deadline - (deadline - time.monotonic()) * (1 - part.points / (region.points - start))
-                bounds, values, drift, own, single = self._chunk(part, last, norm)
+                bounds, values, drift, own, single, untightened = self._chunk(part, last, norm)
                 for name, column in bounds.items():
                     columns.setdefault(name, []).append(column)
                 rounding.append(drift)
                 sizes.append(own)
                 shares.append(values[-1].shares)
                 outputs.append(single)
+                loose.append(untightened)
         joined = {name: torch.cat(parts) for name, parts in columns.items()}
-        return self._decide(joined, torch.cat(rounding), torch.cat(sizes), torch.cat(shares, dim=1), torch.cat(outputs))
+        before = torch.cat(loose, dim=1)
+        rounds, owns = Spread(torch.cat(rounding), before[0]), Spread(torch.cat(sizes), before[1])
+        return self._decide(joined, rounds.clean(), owns.clean(), torch.cat(shares, dim=1), torch.cat(outputs))
 
     def _chunk(
         self, region: Region, deadline: float, norm: int | str = 2
-    ) -> tuple[dict[str, Tensor], list[Size], Tensor, Tensor, Tensor]:
-        """Bounds by method with rounding in them, sizes of all values, rounding, output sizes, bounds by output."""
+    ) -> tuple[dict[str, Tensor], list[Size], Tensor, Tensor, Tensor, Tensor]:
+        """Bounds by method with rounding in them, sizes of all values, rounding, output sizes, bounds by output.
+
+        Last, rounding and output sizes (2, points) before anything was tightened.
+        """
         pair, options = self.pair, self.options
         options.say("norms of the layers")
         sizes = propagate(pair, region, self.norms)
@@ -271,10 +306,11 @@ class Bounds:
         ranges = propagate_ranges(pair, region, sizes)
         drift = rounding_terms(pair, self.norms, ranges)
         own = torch.minimum(sizes[-1].both, _output_sizes(ranges))
+        loose = torch.stack([drift, own])
         if region.radius == 0.0:
             last = sizes[-1]
             single = (last.centre_pruned - last.centre_original).abs().flatten(1) * OUTWARDS
-            return {"exact": _measured(single, norm) + drift}, sizes, drift, own, single + drift[:, None]
+            return {"exact": _measured(single, norm) + drift}, sizes, drift, own, single + drift[:, None], loose
         bounds: dict[str, Tensor] = {}
         relaxed: Relaxed | None = None
         single = ranges[-1].difference.magnitude.flatten(1)
@@ -306,7 +342,7 @@ class Bounds:
             wins = bounds["relaxation"] <= torch.stack(list(bounds.values())).amin(0)
             rounding = torch.where(wins & torch.isfinite(share), torch.minimum(share, drift), drift)
         least = torch.stack(list(bounds.values())).amin(0) if bounds else single.new_full((region.points,), math.inf)
-        return bounds, sizes, rounding, own, torch.minimum(single, least[:, None])
+        return bounds, sizes, rounding, own, torch.minimum(single, least[:, None]), loose
 
     def _products(self, region: Region, sizes: list[Size], ranges: list[Ranges], bounds: dict[str, Tensor]) -> None:
         self.options.say("norms of products")
@@ -315,14 +351,13 @@ class Bounds:
             bounds["products"] = found
 
     def _decide(
-        self, bounds: dict[str, Tensor], rounding: Tensor, sizes: Tensor, shares: Tensor, outputs: Tensor
+        self, bounds: dict[str, Tensor], rounding: Spread, sizes: Spread, shares: Tensor, outputs: Tensor
     ) -> Combined:
         if not bounds:
             raise BadInput("None of the chosen methods applies to this network: add the method 'recursion'.")
         names = list(bounds)
         table = torch.stack([bounds[name] for name in names])
         table = torch.where(torch.isnan(table), torch.full_like(table, math.inf), table)
-        rounding = torch.where(torch.isnan(rounding), torch.full_like(rounding, math.inf), rounding)
         outputs = torch.where(torch.isnan(outputs), torch.full_like(outputs, math.inf), outputs)
         each, winner = table.min(0)
         worst = int(each.argmax())
@@ -330,14 +365,18 @@ class Bounds:
             bound=float(each[worst]),
             method=names[int(winner[worst])],
             methods={name: float(row.max()) for name, row in zip(names, table)},
-            rounding=float(rounding[worst]),
-            sizes=float(sizes[worst]),
-            layers=self._layers(shares[:, worst]),
+            rounding=float(rounding.found[worst]),
+            sizes=float(sizes.found[worst]),
+            layers=self.layers(shares[:, worst]),
             each=tuple(each.tolist()),
             outputs=tuple(outputs.amax(0).tolist()),
+            rounding_by_point=rounding,
+            sizes_by_point=sizes,
+            layers_by_point=lambda point: self.layers(shares[:, point]),
         )
 
-    def _layers(self, shares: Tensor) -> tuple[CertifiedLayer, ...]:
+    def layers(self, shares: Tensor) -> tuple[CertifiedLayer, ...]:
+        """The linear layers, with the shares (steps,) of the error at one point."""
         total = float(shares.sum())
         rows = []
         for number, step in enumerate(self.pair.steps):
@@ -347,90 +386,3 @@ class Bounds:
                 kind = step.original.kind
                 rows.append(CertifiedLayer(step.name, kind, norm.original, norm.pruned, norm.removed, share))
         return tuple(rows)
-
-
-def verify(
-    path: str | os.PathLike[str], model: nn.Module, pruned: Masks | nn.Module, *, options: CertifyOptions | None = None
-) -> Certificate:
-    """Read a certificate, check that it is about these networks, and compute it again.
-
-    Args:
-        path: The file that `Certificate.save` wrote.
-        model: The original network, in evaluation mode.
-        pruned: Masks, or the pruned module itself.
-        options: How much time; the methods are the certificate's own.
-
-    Returns:
-        The fresh certificate.
-
-    Raises:
-        BadFile: The file is damaged, belongs to other networks, or claims a smaller bound than the one found now.
-
-    Example:
-        >>> model = prunus.models.make("fc:8-16-4", seed=0).eval()
-        >>> masks = prunus.find_masks(model, 0.5)
-        >>> path = prunus.certify(model, masks, prunus.Ball(1.0)).save("certificate.json")
-        >>> prunus.certificates.verify(path, model, masks).bound > 0
-        True
-    """
-    kept = Certificate.load(path)
-    original, other = prepared(model, pruned)
-    for which, network, expected in (("original", original, kept.hashes[0]), ("pruned", other, kept.hashes[1])):
-        if hash_model(network) != expected:
-            raise BadFile(f"The certificate {path} belongs to another {which} network: its hash does not match.")
-    methods = tuple(name for name in METHODS if name in kept.methods) or METHODS
-    # A true certificate must not fail for lack of time on a slower or busier machine.
-    seconds = options.seconds if options else max(600.0, 10 * kept.seconds)
-    chosen = replace(options or CertifyOptions(), methods=methods, seconds=seconds)
-    example = _example(kept)
-    fresh = certify(original, other, kept.domain, seed=kept.seed, norm=kept.norm, example=example, options=chosen)
-    for what, claimed, found in _claims(kept, fresh):
-        if claimed < found * (1 - 1e-6):
-            raise BadFile(
-                f"The certificate {path} claims {claimed:.6g}{what}, but these networks only allow {found:.6g}."
-            )
-    if len(kept.outputs) not in (0, len(fresh.outputs)) or len(kept.each) not in (0, len(fresh.each)):
-        raise BadFile(f"The certificate {path} speaks of other outputs or points than these networks have.")
-    if kept.attained is not None and kept.witness is not None:
-        moved = _moved(original, other, kept)
-        if not kept.attained <= moved * (1 + 1e-6) + 1e-12:
-            raise BadFile(
-                f"The certificate {path} claims an input that moves the output by {kept.attained:.6g}: {moved:.6g}."
-            )
-    return fresh
-
-
-def _claims(kept: Certificate, fresh: Certificate) -> Iterator[tuple[str, float, float]]:
-    """Everything a certificate promises not to be exceeded, beside what is found now."""
-    yield "", kept.bound, fresh.bound
-    for number, (claimed, found) in enumerate(zip(kept.outputs, fresh.outputs)):
-        yield f" for output {number}", claimed, found
-    for number, (claimed, found) in enumerate(zip(kept.each, fresh.each)):
-        yield f" near point {number}", claimed, found
-    for name, claimed in kept.methods.items():
-        yield f" by {name}", claimed, fresh.methods.get(name, math.inf)
-    for one, two in zip(kept.layers, fresh.layers):
-        for claimed, found in (
-            (one.norm, two.norm),
-            (one.pruned_norm, two.pruned_norm),
-            (one.removed_norm, two.removed_norm),
-        ):
-            yield f" for the norm of {one.name}", claimed, found
-
-
-def _moved(original: nn.Module, other: nn.Module, kept: Certificate) -> float:
-    """How far the witness moves the output; nothing where it is outside of the domain."""
-    assert kept.witness is not None
-    region = kept.domain.region(tuple(kept.witness.shape))
-    around = kept.witness.double()[None].expand(region.points, *kept.witness.shape)
-    nearest = region.project(around, region.centres)
-    if float((nearest - around).abs().flatten(1).amax(1).min()) > 1e-6 * (1 + float(around.abs().max())):
-        return 0.0
-    pair = read_pair(original, other, tuple(kept.witness.shape))
-    one, two = pair.outputs(kept.witness.double()[None])
-    return float((two - one).norm() if kept.norm == 2 else (two - one).abs().max())
-
-
-def _example(kept: Certificate) -> Tensor | None:
-    shape: Any = kept.notes.get("input_shape")
-    return torch.zeros(1, *shape) if shape and kept.domain.shape is None else None

@@ -27,7 +27,8 @@ def run_module(model: nn.Module, inputs: Tensor) -> Tensor:
     """The main output of the module as it is, (n, outputs) in float64, for inputs (n, *shape)."""
     with torch.no_grad():
         result = model(inputs.to(dtype_of(model)))
-    return main_tensor(result).double().flatten(1)
+    found = main_tensor(result).double()
+    return found.reshape(found.shape[0], -1)
 
 
 def main_tensor(result: Any) -> Tensor:

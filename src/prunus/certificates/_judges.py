@@ -20,6 +20,7 @@ from prunus.errors import BadInput
 
 _GRID = tuple(round(0.05 * step, 2) for step in range(1, 20)) + (0.98,)
 _METHODS = CertifyOptions()
+_HAIR = 1.001
 
 
 @dataclass(frozen=True)
@@ -128,16 +129,19 @@ class _CertifiedJudge:
         rough = self._bounds(masks, levels, replace(options, tune=False))
         if rough <= self._error or rough > 1.4 * self._error:
             return rough
-        return self._bounds(masks, levels, options)
+        fine = self._bounds(masks, levels, options)
+        if self._error < fine <= _HAIR * self._error and options is not self._options:
+            return self._bounds(masks, levels, self._options)  # the relaxation also knows of smaller rounding
+        return fine
 
     def _methods(self, masks: Masks, levels: Mapping[str, float]) -> CertifyOptions:
-        """All methods once; from then on without the linear relaxation, unless it had won."""
+        """All methods once; from then on without the linear relaxation, unless it had won by more than rounding."""
         if self._chosen is None:
             without = tuple(name for name in self._options.methods if name != "relaxation")
             self._chosen = self._options
             if without and without != self._options.methods:
                 fast = replace(self._options, methods=without)
-                if self._bounds(masks, levels, fast) <= self._bounds(masks, levels, self._options):
+                if self._bounds(masks, levels, fast) <= _HAIR * self._bounds(masks, levels, self._options):
                     self._chosen = fast
         return self._chosen
 

@@ -195,7 +195,7 @@ class _Search:
         settings: PlanSettings,
         labels: bool = False,
     ) -> None:
-        self.model, self.error, self.settings = model, error, settings
+        self.model, self.error, self.settings, self._labels = model, error, settings, labels
         self._find: dict[str, Any] = {"score": score, "pattern": pattern, "seed": settings.seed}
         self._find |= {"data": settings.data, "loss": settings.loss}
         probe = find_masks(model, 0.0, pattern="unstructured", exclude=exclude)
@@ -435,6 +435,12 @@ class _Search:
         if smallest <= self.error:
             return which
         layer = next((name for name, level in which.items() if level > 0), "any layer")
+        if self._labels:
+            raise BadInput(
+                f"Nothing can be pruned so that {1 - self.error:.4g} of the points provably keep their label: the "
+                f"largest share that allows any pruning is {max(0.0, 1 - smallest):.6g} (in {layer}); a smaller radius "
+                "allows more."
+            )
         raise BadInput(
             f"Nothing can be pruned within an error of {self.error:.4g}: the smallest budget that allows any pruning "
             f"is {smallest:.6g} (in {layer})."

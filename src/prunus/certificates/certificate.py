@@ -208,8 +208,8 @@ def _witness(values: Any) -> torch.Tensor | None:
 
 
 def _layer(record: Mapping[str, Any]) -> CertifiedLayer:
-    values: dict[str, Any] = {name: math.inf if value == "infinite" else value for name, value in record.items()}
-    return CertifiedLayer(**values)
+    words = {name: str(record[name]) for name in ("name", "kind")}
+    return CertifiedLayer(**words, **{name: _number(value) for name, value in record.items() if name not in words})
 
 
 def _restored(record: Mapping[str, Any]) -> Certificate:
@@ -232,11 +232,26 @@ def _restored(record: Mapping[str, Any]) -> Certificate:
         seconds=float(record["seconds"]),
         notes=record["notes"],
     )
+    _check_fields(found, record)
+    return found
+
+
+def _check_fields(found: Certificate, record: Mapping[str, Any]) -> None:
+    """Fields that contradict each other, whatever the networks are."""
     if found.norm not in (2, "max") or (found.attained is not None and found.attained > found.bound):
         raise ValueError("its fields contradict each other")
     if found.outputs and max(found.outputs) > found.bound * (1 + 1e-6) and math.isfinite(found.bound):
         raise ValueError("its bounds by output exceed the bound of all")
-    return found
+    if found.each and max(found.each) != found.bound:
+        raise ValueError("its bounds by point are not those of the bound")
+    if found.method not in found.methods or min(found.methods.values()) < found.bound:
+        raise ValueError("its bounds by method are not those of the bound")
+    for name in ("tightness", "loss_bound", "vacuous"):  # what follows from other fields
+        if record[name] != _plain(getattr(found, name)):
+            raise ValueError(f"its {name} does not follow from its other fields")
+    shares = [layer.share for layer in found.layers]
+    if any(share < 0 for share in shares) or sum(shares) > 1 + 1e-9 or not 0 <= found.seconds < math.inf:
+        raise ValueError("a share or a time is out of range")
 
 
 def hash_model(model: nn.Module) -> str:

@@ -186,9 +186,8 @@ def _measure(original: nn.Module, pruned: nn.Module, sample: Sequence[adapters.B
     """Distances, margins and agreement as the networks really compute them, in their own types."""
     columns: list[tuple[Tensor, Tensor, Tensor]] = []
     for batch in sample:
-        one, two = (
-            adapters.main_output(adapters.call(network, batch)).double().flatten(1) for network in (original, pruned)
-        )
+        one, two = (adapters.main_output(adapters.call(network, batch)).double() for network in (original, pruned))
+        one, two = one.reshape(one.shape[0], -1), two.reshape(two.shape[0], -1)
         distance = torch.linalg.vector_norm(two - one, dim=1)
         if one.shape[1] == 1:
             margin, same = one.abs().squeeze(1), (one > 0).eq(two > 0).squeeze(1)

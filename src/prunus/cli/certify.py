@@ -36,7 +36,10 @@ def certify(
     statistical: Annotated[bool, Parameter(negative="", help="Also certify statistically, on the test data.")] = False,
     confidence: Annotated[float, Parameter(help="Confidence of the statistical certificate.")] = 0.95,
     method: Methods = None,
-    seconds: Annotated[float, Parameter(help="Time for the linear relaxation.")] = 60.0,
+    norm: Annotated[str, Parameter(help='2, or "max" for the output that moves furthest.')] = "2",
+    seconds: Annotated[
+        float | None, Parameter(help="Time for the linear relaxation: 60, or with --verify what it needs.")
+    ] = None,
     attack: Annotated[bool, Parameter(help="Search for a large difference: the other side.")] = True,
     output: Annotated[Path | None, Parameter(alias="-o", help="Where the certificate goes (JSON).")] = None,
     verify: Annotated[Path | None, Parameter(help="Check this certificate against the networks, instead.")] = None,
@@ -54,7 +57,7 @@ def certify(
     """
     import torch
 
-    from prunus.certificates import Certificate, CertifyOptions
+    from prunus.certificates import METHODS, Certificate, CertifyOptions
     from prunus.certificates import certify as certify_networks
     from prunus.certificates import verify as verify_file
     from prunus.cli._inputs import example_or_none, fitting_example
@@ -67,15 +70,27 @@ def certify(
     test = test_data(data, data_dir, model, samples, statistical)
     found: Certificate
     with progress("certifying", None, quiet=json) as advance:
-        options = CertifyOptions(seconds=seconds, progress=lambda text: advance(0, text))
-        if method:
-            options = CertifyOptions(methods=tuple(method), seconds=seconds, progress=options.progress)
         if verify is not None:
-            found = verify_file(verify, network, other, options=options)
+            limit = None if seconds is None else CertifyOptions(seconds=seconds)
+            found = verify_file(verify, network, other, options=limit)
         else:
+            options = CertifyOptions(
+                tuple(method or METHODS),
+                60.0 if seconds is None else seconds,
+                progress=lambda text: advance(0, text),
+            )
             domain = domain_of(radius, samples, test)
             example = example_or_none(network, 1, input, input_ids) if test is None else fitting_example(network, test)
-            found = certify_networks(network, other, domain, attack=attack, seed=seed, example=example, options=options)
+            found = certify_networks(
+                network,
+                other,
+                domain,
+                attack=attack,
+                seed=seed,
+                norm=output_norm(norm),
+                example=example,
+                options=options,
+            )
     record: dict[str, Any] = {"model": model, **found.to_dict(), "statement": found.statement}
     record["verified"] = str(verify) if verify else None
     if statistical:
@@ -107,6 +122,15 @@ def _pruned(
         return load_weights(copy.deepcopy(network), str(pruned)).eval()
     assert sparsity is not None
     return find_masks(network, sparsity, exclude=exclude)
+
+
+def output_norm(name: str) -> int | str:
+    """The norm that --norm names."""
+    from prunus.errors import BadInput
+
+    if name not in ("2", "max"):
+        raise BadInput(f'--norm is "max" or 2, not {name!r}.')
+    return 2 if name == "2" else "max"
 
 
 def test_data(data: str | None, folder: Path | None, model: str, samples: int, statistical: bool) -> Any:

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from prunus.cli._inputs import Input
+from prunus.cli.certify import output_norm
 from prunus.cli.options import Data, DataDir, Exclude, Json, Seed, Weights
 
 First = Annotated[str, Parameter(help="A network: zoo name, `hf:FOLDER`, `package.module:factory`, or a .onnx file.")]
@@ -52,10 +53,8 @@ def equivalent(
     """
     from prunus.certificates import equivalent as decide
     from prunus.cli.output import progress
-    from prunus.errors import BadInput
 
-    if norm not in ("2", "max"):
-        raise BadInput(f'--norm is "max" or 2, not {norm!r}.')
+    measured = output_norm(norm)
     first = _network(model, weights)
     second = _other(model, first, other, other_weights, masks, sparsity, tuple(exclude or ()))
     test = _test(data, data_dir, model, points)
@@ -69,7 +68,7 @@ def equivalent(
                 second,
                 domain,
                 tolerance,
-                2 if norm == "2" else "max",
+                measured,
                 labels=labels,
                 seconds=seconds,
                 boxes=boxes,

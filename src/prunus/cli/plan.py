@@ -15,7 +15,11 @@ from prunus.cli.options import Data, DataDir, Exclude, Json, Model, Pattern, See
 def plan(
     model: Model,
     *,
-    error: Annotated[float, Parameter(help="The budget: how far the output may move, in the 2-norm.")],
+    error: Annotated[float | None, Parameter(help="The budget: how far the output may move, in the 2-norm.")] = None,
+    labels: Annotated[
+        float | None,
+        Parameter(help="The budget instead: the share of --samples whose label provably stays within --radius."),
+    ] = None,
     weights: Weights = None,
     score: Annotated[str, Parameter(help="magnitude, random, snip, grasp, synflow or wanda.")] = "magnitude",
     pattern: Pattern = "unstructured",
@@ -44,7 +48,8 @@ def plan(
     Every layer gets its own sparsity, by marginal cost over the layers' error curves. Prints the layers with their
     sparsity and the error each would cause alone, the bound of the whole, and what the best uniform sparsity would be.
 
-    Example: `prunus plan fc:64-64-64-10 --error 2 --radius 1 --exclude layers.2 -o masks.safetensors`
+    Example: `prunus plan fc:64-64-64-10 --error 2 --radius 1 --exclude layers.2 -o masks.safetensors`, or with a share
+    of labels `prunus plan fc:64-64-64-10 --labels 0.95 --data digits --samples 50 --radius 0.001`
     """
     import torch
 
@@ -56,6 +61,12 @@ def plan(
     from prunus.models import resolve
     from prunus.pruning.scores import needs_data
 
+    if (error is None) == (labels is None):
+        raise BadInput(
+            "Give the plan one budget: --error NUMBER, or --labels SHARE with --data, --samples and --radius."
+        )
+    if labels is not None and (not samples or statistical):
+        raise BadInput("--labels is about points: give --samples COUNT with --data, without --statistical.")
     torch.manual_seed(seed)  # a model without weights from a file is the same in every run
     network = resolve(model, str(weights) if weights else None).eval()
     if data is None and (samples or statistical):
@@ -66,9 +77,18 @@ def plan(
     settings = PlanSettings(seed=seed, example=example, data=train, allocation=allocation)
     with progress("planning", None, quiet=json):
         found = make_plan(
-            network, domain, error, score=score, pattern=pattern, exclude=tuple(exclude or ()), settings=settings
+            network,
+            domain,
+            error,
+            labels=labels,
+            score=score,
+            pattern=pattern,
+            exclude=tuple(exclude or ()),
+            settings=settings,
         )
     record: dict[str, Any] = {"model": model, **found.to_dict()}
+    if labels is not None:
+        record |= {"labels": 1.0 - found.bound, "points": domain.points.shape[0], "radius": domain.radius}
     if output is not None:
         found.masks.save(output)
         record["masks_file"] = str(output)
@@ -84,12 +104,17 @@ def _print(record: dict[str, Any], found: Any, json: bool) -> None:
     rows = [[row.name, row.total, row.kept, f"{row.sparsity:.4f}", row.alone] for row in found.layers]
     total = sum(row.total for row in found.layers)
     kept = sum(row.kept for row in found.layers)
-    rows.append(["together", total, kept, f"{found.sparsity:.4f}", found.bound])
+    rows.append(["together", total, kept, f"{found.sparsity:.4f}", "" if "labels" in record else found.bound])
     print_table(["layer", "weights", "kept", "sparsity", "certified error"], rows)
     out = console()
-    out.print(
-        f"The output moves by at most {show(found.bound)}, within the budget of {show(found.error)}; the best uniform "
-        f"sparsity would be {found.uniform:.4f}."
-    )
+    if "labels" in record:
+        kept_labels = round(record["labels"] * record["points"])
+        sentence = (
+            f"{kept_labels:,} of {record['points']:,} points ({record['labels']:.1%}) provably keep their label "
+            f"everywhere within {record['radius']:g}; the budget asks for {1 - found.error:.1%}"
+        )
+    else:
+        sentence = f"The output moves by at most {show(found.bound)}, within the budget of {show(found.error)}"
+    out.print(f"{sentence}; the best uniform sparsity would be {found.uniform:.4f}.")
     if "masks_file" in record:
         out.print(f"wrote {record['masks_file']}")

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from prunus._torch import HigherOrderOperator, OpOverload, is_mutable, pytree
+from prunus._torch import HigherOrderOperator, OpOverload, holds_for_every_batch, is_mutable, pytree
 from prunus.errors import BadInput, first_line
 from prunus.graph._nodes import Graph, Node, Spec
 
@@ -88,7 +88,7 @@ def read(model: nn.Module, example: Any, *, dynamic_batch: bool = True, level: L
         warnings.simplefilter("ignore")
         _try(model, args, kwargs)
         program = _export_any_batch(model, args, kwargs) if dynamic_batch else None
-        dynamic = program is not None
+        dynamic = program is not None and holds_for_every_batch(program)
         if program is None:
             program = _export(model, args, kwargs, None)
         if level != "exported" or _writes(program.graph_module):

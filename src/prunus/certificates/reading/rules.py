@@ -237,8 +237,8 @@ def no_rule(op: str, where: str) -> BadInput:
 
 
 def stored(real: tuple[int, ...], varies: tuple[bool, ...]) -> tuple[int, ...]:
-    """The shape kept for a value: without the axes that are 1 because the batch is."""
-    return tuple(size for size, free in zip(real, varies) if not (free and size == 1))
+    """The shape kept for a value: without the axes that are 1 because the batch is, (1,) for a number by example."""
+    return tuple(size for size, free in zip(real, varies) if not (free and size == 1)) or (1,)
 
 
 def entries(shape: tuple[int, ...]) -> int:
