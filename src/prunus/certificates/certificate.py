@@ -208,8 +208,11 @@ def _witness(values: Any) -> torch.Tensor | None:
 
 
 def _layer(record: Mapping[str, Any]) -> CertifiedLayer:
-    words = {name: str(record[name]) for name in ("name", "kind")}
-    return CertifiedLayer(**words, **{name: _number(value) for name, value in record.items() if name not in words})
+    fields = ("name", "kind", "norm", "pruned_norm", "removed_norm", "share")
+    if set(record) != set(fields):
+        raise ValueError("a layer has other fields than it should")
+    name, kind, *rest = (record[field] for field in fields)
+    return CertifiedLayer(str(name), str(kind), *map(_number, rest))
 
 
 def _restored(record: Mapping[str, Any]) -> Certificate:
