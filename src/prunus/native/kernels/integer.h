@@ -57,20 +57,21 @@ struct Step {
     int32_t zero;
 };
 
-// How a token's range, which always contains zero, is cut into steps. `largest`: the bits of the largest |x|.
+// How a token's range, which always contains zero, is cut into steps.
 struct Grid {
     Step step;
     float inverse;
-    bool flat;  // every byte is zero: nothing but zeros, numbers too small to be scaled, or none that are finite
+    bool flat;    // every byte is zero: nothing but zeros, numbers too small to be scaled, or none that are finite
+    bool inside;  // the numbers to be cut are known to be finite and inside of the range
 };
 
-inline Grid grid_for(float low, float high, uint32_t largest) {
-    constexpr uint32_t infinity = 0x7F800000u;
-    if (largest >= infinity) return {{std::numeric_limits<float>::quiet_NaN(), 0}, 0.0f, true};
+// `wild`: some number is not finite.
+inline Grid grid_for(float low, float high, bool wild, bool inside = false) {
+    if (wild) return {{std::numeric_limits<float>::quiet_NaN(), 0}, 0.0f, true, inside};
     const float step = high / float(top) - low / float(top);
-    if (step < 1e-37f) return {{0.0f, 0}, 0.0f, true};
+    if (step < 1e-37f) return {{0.0f, 0}, 0.0f, true, inside};
     const float inverse = 1.0f / step;
-    return {{step, int32_t(std::nearbyint(-low * inverse))}, inverse, false};
+    return {{step, int32_t(std::nearbyint(-low * inverse))}, inverse, false, inside};
 }
 
 // Sixteen rows of some lines of tokens: act((sum - zero * rows' sum) * (step * scale) + bias + other), as floats and, for
@@ -99,17 +100,17 @@ struct IntegerTask {
     bool *wild;        // set where a byte was made from something that is not finite
 };
 
-// The smallest and the largest of some numbers and zero, and the bits of the largest |x|.
+// The smallest and the largest of some numbers and zero, and whether one of them is not finite.
 struct Range {
     float low = 0.0f, high = 0.0f;
-    uint32_t largest = 0;
-    Grid grid() const { return grid_for(low, high, largest); }
+    bool wild = false;
+    Grid grid() const { return grid_for(low, high, wild, true); }
 };
 
 // The grid of a range that is known beforehand; what lies outside is moved to its ends.
 inline Grid fixed_grid(float low, float high) {
-    return low <= 0.0f && high >= 0.0f && std::isfinite(low) && std::isfinite(high) ? grid_for(low, high, 0)
-                                                                                    : grid_for(0.0f, 0.0f, 0xFFFFFFFFu);
+    return low <= 0.0f && high >= 0.0f && std::isfinite(low) && std::isfinite(high) ? grid_for(low, high, false)
+                                                                                    : grid_for(0.0f, 0.0f, true);
 }
 
 struct IntegerLevel {
@@ -118,7 +119,7 @@ struct IntegerLevel {
     // Bytes of `count` floats; whether all of them are finite.
     bool (*to_bytes)(const float *x, int64_t count, const Grid &, uint8_t *out);
     // The same for `count` neighbouring pixels of an image whose channels are planes: a pixel's channels side by side,
-    // pixels `pitch` bytes apart, the last channels filled up with zeros. Up to 15 bytes behind a pixel may be written.
+    // pixels `pitch` bytes apart, the last channels filled up with what weights of zero meet. Up to 15 bytes behind a pixel may be written.
     bool (*planes_to_bytes)(const float *x, int64_t plane, int64_t channels, int64_t count, const Grid &, uint8_t *out,
                             int64_t pitch);
     void (*multiply)(const IntegerTask &);

@@ -8,26 +8,39 @@ inline __m256 load_up_to(const float *at, int64_t count) {
     return count >= 8 ? _mm256_loadu_ps(at) : _mm256_maskload_ps(at, first_lanes(count));
 }
 
+// Zero times each number, added up: NaN as soon as one is not finite. Four ways, so that no sum waits for the one before.
+struct Wild {
+    static constexpr int ways = 4;
+    __m256 sum[ways] = {_mm256_setzero_ps(), _mm256_setzero_ps(), _mm256_setzero_ps(), _mm256_setzero_ps()};
+    void see(int way, __m256 v) { sum[way] = _mm256_fmadd_ps(v, _mm256_setzero_ps(), sum[way]); }
+    bool found() const {
+        const __m256 all = _mm256_add_ps(_mm256_add_ps(sum[0], sum[1]), _mm256_add_ps(sum[2], sum[3]));
+        return _mm256_movemask_ps(_mm256_cmp_ps(all, all, _CMP_UNORD_Q)) != 0;
+    }
+};
+
 void measure(const float *x, int64_t count, Range &range) {
-    __m256 low = _mm256_set1_ps(range.low), high = _mm256_set1_ps(range.high);
-    __m256i largest = _mm256_set1_epi32(int(range.largest));
-    const __m256i magnitude = _mm256_set1_epi32(0x7FFFFFFF);
-    const auto see = [&](__m256 v) {
-        largest = _mm256_max_epu32(largest, _mm256_and_si256(_mm256_castps_si256(v), magnitude));
-        low = _mm256_min_ps(v, low), high = _mm256_max_ps(v, high);  // in this order NaN leaves them alone
+    constexpr int ways = Wild::ways;
+    __m256 low[ways], high[ways];
+    Wild wild;
+    for (int k = 0; k < ways; ++k) low[k] = _mm256_set1_ps(range.low), high[k] = _mm256_set1_ps(range.high);
+    const auto see = [&](int k, __m256 v) {
+        wild.see(k, v);
+        low[k] = _mm256_min_ps(v, low[k]), high[k] = _mm256_max_ps(v, high[k]);  // in this order NaN leaves them alone
     };
     int64_t i = 0;
-    for (; i + 8 <= count; i += 8) see(_mm256_loadu_ps(x + i));
-    if (i < count) see(load_up_to(x + i, count - i));
-    alignas(32) float lows[8], highs[8];
-    alignas(32) uint32_t sizes[8];
-    _mm256_store_ps(lows, low), _mm256_store_ps(highs, high);
-    _mm256_store_si256(reinterpret_cast<__m256i *>(sizes), largest);
-    range = {lows[0], highs[0], sizes[0]};
-    for (int k = 1; k < 8; ++k) {
-        range.low = lows[k] < range.low ? lows[k] : range.low,
-        range.high = highs[k] > range.high ? highs[k] : range.high;
-        range.largest = sizes[k] > range.largest ? sizes[k] : range.largest;
+    for (; i + 8 * ways <= count; i += 8 * ways)
+#pragma GCC unroll 4
+        for (int k = 0; k < ways; ++k) see(k, _mm256_loadu_ps(x + i + 8 * k));
+    for (; i < count; i += 8) see(0, load_up_to(x + i, count - i));
+    range.wild |= wild.found();
+    for (int k = 0; k < ways; ++k) {
+        alignas(32) float lows[8], highs[8];
+        _mm256_store_ps(lows, low[k]), _mm256_store_ps(highs, high[k]);
+        for (int j = 0; j < 8; ++j) {
+            range.low = lows[j] < range.low ? lows[j] : range.low;
+            range.high = highs[j] > range.high ? highs[j] : range.high;
+        }
     }
 }
 
@@ -39,90 +52,129 @@ struct Rounding {
         : inverse(_mm256_set1_ps(g.inverse)),
           most(_mm256_set1_ps(float(top - g.step.zero))),
           zero(_mm256_set1_epi16(int16_t(g.step.zero))) {}
-    __m256i whole(__m256 v) const { return _mm256_cvtps_epi32(_mm256_min_ps(_mm256_mul_ps(v, inverse), most)); }
+    // `inside`: numbers of the range alone, of which the largest may come out one too large.
+    template <bool inside = false>
+    __m256i whole(__m256 v) const {
+        const __m256 scaled = _mm256_mul_ps(v, inverse);
+        return _mm256_cvtps_epi32(inside ? scaled : _mm256_min_ps(scaled, most));
+    }
     // Sixteen numbers as 16 bits, four of each register in turn; below the range they may be any negative number.
-    __m256i words(__m256 a, __m256 b) const { return _mm256_adds_epi16(_mm256_packs_epi32(whole(a), whole(b)), zero); }
-    __m128i bytes(__m256 a, __m256 b) const {
-        const __m256i ordered = _mm256_permute4x64_epi64(words(a, b), 0xD8);
-        return _mm_packus_epi16(_mm256_castsi256_si128(ordered), _mm256_extracti128_si256(ordered, 1));
+    template <bool inside = false>
+    __m256i words(__m256 a, __m256 b) const {
+        return _mm256_adds_epi16(_mm256_packs_epi32(whole<inside>(a), whole<inside>(b)), zero);
     }
 };
 
-// Zero times each number, added up: NaN as soon as one is not finite.
-struct Wild {
-    __m256 sum = _mm256_setzero_ps();
-    void see(__m256 v) { sum = _mm256_fmadd_ps(v, _mm256_setzero_ps(), sum); }
-    bool found() const { return _mm256_movemask_ps(_mm256_cmp_ps(sum, sum, _CMP_UNORD_Q)) != 0; }
-};
-
-bool to_bytes(const float *x, int64_t count, const Grid &grid, uint8_t *out) {
+template <bool inside>
+inline bool some_to_bytes(const float *x, int64_t count, const Grid &grid, uint8_t *out) {
     const Rounding rounding(grid);
+    const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7), last = _mm256_set1_epi8(top);
     Wild wild;
+    const auto bytes = [&](__m256 a, __m256 b, __m256 c, __m256 d) {
+        if (!inside) wild.see(0, a), wild.see(1, b), wild.see(2, c), wild.see(3, d);
+        const __m256i four = _mm256_packus_epi16(rounding.words<inside>(a, b), rounding.words<inside>(c, d));
+        return _mm256_permutevar8x32_epi32(inside ? _mm256_min_epu8(four, last) : four, order);
+    };
     int64_t i = 0;
-    for (; i + 16 <= count; i += 16) {
-        const __m256 a = _mm256_loadu_ps(x + i), b = _mm256_loadu_ps(x + i + 8);
-        wild.see(a), wild.see(b);
-        _mm_storeu_si128(reinterpret_cast<__m128i *>(out + i), rounding.bytes(a, b));
-    }
+    for (; i + 32 <= count; i += 32)
+        _mm256_storeu_si256(reinterpret_cast<__m256i *>(out + i),
+                            bytes(_mm256_loadu_ps(x + i), _mm256_loadu_ps(x + i + 8), _mm256_loadu_ps(x + i + 16),
+                                  _mm256_loadu_ps(x + i + 24)));
     if (i < count) {
-        const __m256 a = load_up_to(x + i, count - i),
-                     b = count - i > 8 ? load_up_to(x + i + 8, count - i - 8) : _mm256_setzero_ps();
-        wild.see(a), wild.see(b);
-        alignas(16) uint8_t last[16];
-        _mm_store_si128(reinterpret_cast<__m128i *>(last), rounding.bytes(a, b));
-        std::memcpy(out + i, last, size_t(count - i));
+        __m256 left[4];
+        for (int k = 0; k < 4; ++k)
+            left[k] = count - i > 8 * k ? load_up_to(x + i + 8 * k, count - i - 8 * k) : _mm256_setzero_ps();
+        alignas(32) uint8_t rest[32];
+        _mm256_store_si256(reinterpret_cast<__m256i *>(rest), bytes(left[0], left[1], left[2], left[3]));
+        std::memcpy(out + i, rest, size_t(count - i));
     }
-    if (grid.flat) std::memset(out, 0, size_t(count));
-    return !wild.found();
+    return inside || !wild.found();
 }
 
-// Sixteen rows of sixteen bytes, transposed.
-inline void transpose16(__m128i (&r)[16]) {
-    __m128i t[16];
+bool to_bytes(const float *x, int64_t count, const Grid &grid, uint8_t *out) {
+    const bool finite =
+        grid.inside ? grid.flat || some_to_bytes<true>(x, count, grid, out) : some_to_bytes<false>(x, count, grid, out);
+    if (grid.flat) std::memset(out, 0, size_t(count));
+    return finite;
+}
+
+// Sixteen pixels of sixteen channels: four channels of a pixel become four bytes side by side, then sixteen. Sixteen,
+// because the rows of an image often lie a power of two apart, and a line of the cache is then soon pushed out.
+template <bool inside, int sides>
+inline void block_to_bytes(const float *x, int64_t plane, int64_t channels, int64_t left, const Rounding &rounding,
+                           Wild &wild, __m128i (&out)[16]) {
+    const __m256i across = _mm256_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15, 0, 4, 8, 12, 1, 5, 9,
+                                            13, 2, 6, 10, 14, 3, 7, 11, 15);
+    __m256i four[2][4];
+#pragma GCC unroll 1
+    for (int k = 0; k < 4; ++k, x += 4 * plane)
+#pragma GCC unroll 2
+        for (int side = 0; side < sides; ++side) {
+            __m256 v[4];
 #pragma GCC unroll 4
-    for (int round = 0; round < 4; ++round) {  // each interleaves rows that lie eight apart
-#pragma GCC unroll 8
-        for (int i = 0; i < 8; ++i) {
-            t[2 * i] = _mm_unpacklo_epi8(r[i], r[i + 8]);
-            t[2 * i + 1] = _mm_unpackhi_epi8(r[i], r[i + 8]);
+            for (int j = 0; j < 4; ++j) {
+                const bool there = 4 * k + j < channels && left > 8 * side;
+                v[j] = there ? load_up_to(x + j * plane + 8 * side, left - 8 * side) : _mm256_setzero_ps();
+                if (!inside) wild.see(j, v[j]);
+            }
+            __m256i bytes = _mm256_packus_epi16(rounding.words<inside>(v[0], v[1]), rounding.words<inside>(v[2], v[3]));
+            if (inside) bytes = _mm256_min_epu8(bytes, _mm256_set1_epi8(top));
+            four[side][k] = _mm256_shuffle_epi8(bytes, across);
         }
+#pragma GCC unroll 2
+    for (int side = 0; side < sides; ++side)
+#pragma GCC unroll 2
+        for (int half = 0; half < 2; ++half) {
+            const __m256i *f = four[side];
+            const __m256i a = half ? _mm256_unpackhi_epi32(f[0], f[1]) : _mm256_unpacklo_epi32(f[0], f[1]);
+            const __m256i b = half ? _mm256_unpackhi_epi32(f[2], f[3]) : _mm256_unpacklo_epi32(f[2], f[3]);
+            const __m256i even = _mm256_unpacklo_epi64(a, b), odd = _mm256_unpackhi_epi64(a, b);
+            __m128i *to = out + 8 * side + 2 * half;
+            to[0] = _mm256_castsi256_si128(even), to[4] = _mm256_extracti128_si256(even, 1);
+            to[1] = _mm256_castsi256_si128(odd), to[5] = _mm256_extracti128_si256(odd, 1);
+        }
+}
+
+template <bool inside>
+inline bool some_planes(const float *x, int64_t plane, int64_t channels, int64_t count, const Grid &grid, uint8_t *out,
+                        int64_t pitch) {
+    const Rounding rounding(grid);
+    const bool room = pitch % 16 == 0 || channels <= 16;  // for whole registers
+    Wild wild;
+    for (int64_t i = 0; i < count; i += 16)
+        for (int64_t c = 0; c < (channels < pitch ? pitch : channels); c += 16) {
+            const int64_t left = count - i < 16 ? count - i : 16;
+            const float *at = x + c * plane + i;
+            __m128i r[16];
+            if (left == 16 && channels - c >= 16)
+                block_to_bytes<inside, 2>(at, plane, 16, 16, rounding, wild, r);
+            else if (left == 8 && channels - c >= 16)
+                block_to_bytes<inside, 1>(at, plane, 16, 8, rounding, wild, r);
+            else
+                block_to_bytes<inside, 2>(at, plane, channels - c, left, rounding, wild, r);
+            uint8_t *to = out + i * pitch + c;
+            const size_t bytes = size_t(room || channels - c >= 16 ? 16 : channels - c);
 #pragma GCC unroll 16
-        for (int i = 0; i < 16; ++i) r[i] = t[i];
-    }
+            for (int k = 0; k < 16; ++k) {
+                if (k >= left) break;
+                if (bytes == 16)
+                    _mm_storeu_si128(reinterpret_cast<__m128i *>(to + k * pitch), r[k]);
+                else
+                    std::memcpy(to + k * pitch, &r[k], bytes);
+            }
+        }
+    return inside || !wild.found();
 }
 
 bool planes_to_bytes(const float *x, int64_t plane, int64_t channels, int64_t count, const Grid &grid, uint8_t *out,
                      int64_t pitch) {
-    const Rounding rounding(grid);
+    if (!grid.flat)
+        return grid.inside ? some_planes<true>(x, plane, channels, count, grid, out, pitch)
+                           : some_planes<false>(x, plane, channels, count, grid, out, pitch);
     Wild wild;
-    for (int64_t i = 0; i < count; i += 16)
-        for (int64_t c = 0; c < (channels < pitch ? pitch : channels); c += 16) {
-            const int64_t left = count - i;
-            __m128i r[16];
-#pragma GCC unroll 16
-            for (int k = 0; k < 16; ++k) {
-                r[k] = _mm_setzero_si128();
-                if (c + k >= channels) continue;
-                const float *at = x + (c + k) * plane + i;
-                const __m256 a = load_up_to(at, left),
-                             b = left > 8 ? load_up_to(at + 8, left - 8) : _mm256_setzero_ps();
-                wild.see(a), wild.see(b);
-                if (!grid.flat) r[k] = rounding.bytes(a, b);
-            }
-            transpose16(r);
-            uint8_t *to = out + i * pitch + c;
-            if (pitch % 16 && channels > 16) {  // no room for whole registers
-                alignas(16) uint8_t bytes[16];
-                for (int k = 0; k < 16 && k < left; ++k) {
-                    _mm_store_si128(reinterpret_cast<__m128i *>(bytes), r[k]);
-                    std::memcpy(to + k * pitch, bytes, size_t(channels - c < 16 ? channels - c : 16));
-                }
-                continue;
-            }
-#pragma GCC unroll 16
-            for (int k = 0; k < 16; ++k)
-                if (k < left) _mm_storeu_si128(reinterpret_cast<__m128i *>(to + k * pitch), r[k]);
-        }
+    for (int64_t c = 0; c < channels; ++c)
+        for (int64_t i = 0; i < count; i += 8) wild.see(0, load_up_to(x + c * plane + i, count - i));
+    for (int64_t i = 0; i < count; ++i) std::memset(out + i * pitch, 0, size_t(channels < pitch ? pitch : channels));
     return !wild.found();
 }
 
@@ -247,10 +299,10 @@ inline void store_rows(float *out, const Rows &value, int64_t rows) {
     if (rows > 8) _mm256_maskstore_ps(out + 8, first_lanes(rows - 8), ordered.at[1]);
 }
 
-// The sums of S tokens become numbers, and these bytes. Not inline: the loops above need all registers.
+// The sums of S tokens become numbers, and these bytes.
 template <int S, bool one_step>
-__attribute__((noinline)) void end(const IntegerTask &t, const Line &line, int token, const Shared &shared,
-                                   const Sums<S> &sums, Wild &wild) {
+inline void end(const IntegerTask &t, const Line &line, int token, const Shared &shared, const Sums<S> &sums,
+                Wild &wild) {
     __m256i words[S + 1];
 #pragma GCC unroll 8
     for (int n = 0; n < S; ++n) {
@@ -273,7 +325,7 @@ __attribute__((noinline)) void end(const IntegerTask &t, const Line &line, int t
         }
         if (line.out) store_rows(line.out + (token + n) * t.out_token, value, t.rows);
         if (line.bytes) {
-            wild.see(value.at[0]), wild.see(value.at[1]);
+            wild.see(n % 2 * 2, value.at[0]), wild.see(n % 2 * 2 + 1, value.at[1]);
             words[n] = shared.rounding.words(value.at[0], value.at[1]);
         }
     }
@@ -289,7 +341,7 @@ __attribute__((noinline)) void end(const IntegerTask &t, const Line &line, int t
     }
 }
 
-// The sums of S tokens, from `start`. Not inline for the same reason.
+// The sums of S tokens, from `start`. Not inline: its loops need all registers.
 template <int S>
 __attribute__((noinline)) void add_up(const IntegerTask &t, const uint8_t *x, const __m256i *start, Sums<S> &out) {
     Sums<S> sums;

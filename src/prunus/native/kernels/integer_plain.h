@@ -3,9 +3,7 @@
 
 void measure(const float *x, int64_t count, Range &range) {
     for (int64_t i = 0; i < count; ++i) {
-        uint32_t bits;
-        std::memcpy(&bits, x + i, 4);
-        range.largest = std::max(range.largest, bits & 0x7FFFFFFFu);
+        range.wild |= !std::isfinite(x[i]);
         range.low = x[i] < range.low ? x[i] : range.low, range.high = x[i] > range.high ? x[i] : range.high;
     }
 }
