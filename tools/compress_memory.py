@@ -69,8 +69,8 @@ def llama(megabytes: float) -> Any:
     return transformers.LlamaForCausalLM(config).eval()
 
 
-def measure(megabytes: float, sparsity: float, release: bool = False) -> dict[str, Any]:
-    """In this process, which must be a fresh one."""
+def measure(megabytes: float, sparsity: float) -> list[dict[str, Any]]:
+    """Two rows, without release and with it, in this process, which must be a fresh one."""
     import torch
 
     import prunus
@@ -87,41 +87,45 @@ def measure(megabytes: float, sparsity: float, release: bool = False) -> dict[st
     prunus.prune(model, sparsity, pattern="balanced:16")
     _give_back()
     size = sum(parameter.nbytes for parameter in model.parameters())
-    before = resident()
-    with Peak() as peak:
-        fast = prunus.compress(model, example=example_input(model), select="always", release=release)
-    packed = sum(tensor.nbytes for tensor in {id(t): t for t in fast.state_dict(keep_vars=True).values()}.values())
-    return {
-        "model MB": size / 1e6,
-        "sparsity": sparsity,
-        "release": release,
-        "copy MB": packed / 1e6,
-        "copy / model": packed / size,
-        "peak / model": (peak.bytes - empty) / size,
-        "added by compress / model": (peak.bytes - before) / size,
-    }
+    rows = []
+    for release in (False, True):
+        before = resident()
+        with Peak() as peak:
+            fast = prunus.compress(model, example=example_input(model), select="always", release=release)
+        packed = sum(tensor.nbytes for tensor in {id(t): t for t in fast.state_dict(keep_vars=True).values()}.values())
+        rows.append({
+            "model MB": size / 1e6,
+            "sparsity": sparsity,
+            "release": release,
+            "copy MB": packed / 1e6,
+            "copy / model": packed / size,
+            "peak / model": (peak.bytes - empty) / size,
+            "added by compress / model": (peak.bytes - before) / size,
+        })  # fmt: skip
+        del fast
+        _give_back()
+    return rows
 
 
-def in_a_fresh_process(megabytes: float, sparsity: float, release: bool = False) -> dict[str, Any]:
+def in_a_fresh_process(megabytes: float, sparsity: float) -> list[dict[str, Any]]:
     """`measure` in a process of its own."""
-    words = [str(megabytes), str(sparsity), *(["release"] if release else [])]
     done = subprocess.run(
-        [sys.executable, "-m", "tools.compress_memory", *words],
+        [sys.executable, "-m", "tools.compress_memory", str(megabytes), str(sparsity)],
         cwd=ROOT, capture_output=True, text=True, check=True,
         env={**os.environ, "MALLOC_TRIM_THRESHOLD_": "65536", "MALLOC_MMAP_THRESHOLD_": "65536"},
     )  # fmt: skip
-    return dict(json.loads(done.stdout.splitlines()[-1]))
+    return list(json.loads(done.stdout.splitlines()[-1]))
 
 
 def main() -> int:
     megabytes = float(sys.argv[1]) if len(sys.argv) > 1 else 1000.0
     if len(sys.argv) > 2:
-        print(json.dumps(measure(megabytes, float(sys.argv[2]), "release" in sys.argv)))
+        print(json.dumps(measure(megabytes, float(sys.argv[2]))))
         return 0
     sys.path.insert(0, str(ROOT))
     from tools.evidence import record
 
-    rows = [in_a_fresh_process(megabytes, level, release) for level in SPARSITIES for release in (False, True)]
+    rows = [row for level in SPARSITIES for row in in_a_fresh_process(megabytes, level)]
     record("any-model-memory", rows, " ".join((__doc__ or "").split("\n\n")[1].split()))
     return 0
 
