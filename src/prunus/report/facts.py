@@ -100,7 +100,7 @@ class Panel:
 
 
 def panels(results: Sequence[Result], bases: Mapping[str, Mapping[str, Any]]) -> list[Panel]:
-    """The groups of a study by network and data set; free choice by magnitude, the yardstick, comes first."""
+    """The groups of a study by network and data set, those with most groups first; magnitude's choice leads each."""
     found: dict[tuple[str, str], list[SeedGroup]] = {}
     for group in grouped(results):
         found.setdefault((group.network, group.data), []).append(group)
@@ -110,7 +110,7 @@ def panels(results: Sequence[Result], bases: Mapping[str, Mapping[str, Any]]) ->
         keys = dict.fromkeys(result.base for group in groups for result in group.results)
         mine = tuple(bases[key] for key in keys if key in bases)
         made.append(Panel(f"{network} on {data}", network, data, tuple(groups), mine))
-    return made
+    return sorted(made, key=lambda panel: -len(panel.groups))
 
 
 def _place(group: SeedGroup) -> tuple[Any, ...]:
