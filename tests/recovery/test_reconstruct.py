@@ -402,3 +402,28 @@ def test_bad_input_is_one_sentence_and_leaves_the_model_alone(case: str) -> None
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert model.training
     assert not model._forward_pre_hooks
+
+
+class Accumulating(nn.Module):
+    """A block whose last layer's input may be changed in place after that layer has read it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(16, 16), nn.Linear(16, 16)
+        self.in_place = True
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = torch.relu(self.first(x))
+        made = self.second(hidden)
+        return hidden.mul_(0.0).add_(made) if self.in_place else made.clone()
+
+
+def test_inputs_that_change_in_place_later_are_seen_as_the_layer_saw_them() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(Accumulating(), Accumulating()).eval()
+    plain, data = copy.deepcopy(model), torch.randn(256, 16)
+    for block in plain:
+        block.in_place = False
+    one, two = (prunus.reconstruct(each, 0.5, data, pattern="unstructured") for each in (model, plain))
+    assert all(torch.equal(one[name], two[name]) for name in two)
+    torch.testing.assert_close(model(data), plain(data))

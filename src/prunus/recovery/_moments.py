@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
@@ -162,12 +162,15 @@ def _chunks(uses: Sequence[Use]) -> int:
 
 def measure(
     dense: UnitWalk, pruned: UnitWalk, stage: Stage, weights: Mapping[str, Weight], originals: Mapping[str, Weight],
-    keeps: Sequence[Tensor | None],
+    keeps: Sequence[Tensor | None], last: bool = False,
 ) -> Moments:  # fmt: skip
-    """The moments of a stage's inputs over all batches; `originals` are the dense network's weights."""
+    """The moments of a stage's inputs over all batches; `originals` are the dense network's weights.
+
+    With `last` the dense network goes on to the end of its unit and keeps what it gives, so that it need not run again.
+    """
     found: Moments | None = None
     for index, keep in enumerate(keeps):
-        there, full = _seen(dense, [originals[name] for name in stage.names], stage, index, keep)
+        there, full = _seen(dense, [originals[name] for name in stage.names], stage, index, keep, last)
         here, part = _seen(pruned, [weights[name] for name in stage.names], stage, index, keep)
         if [use.weight.name for use in there] != [use.weight.name for use in here]:
             raise BadInput(f"The model does not run {stage.names[0]!r} in the same way twice; exclude it.")
@@ -196,6 +199,8 @@ def measure(
             if use.weight.name in stage.norms:
                 found.add_output(use)
     assert found is not None
+    if last:
+        dense.move_on()
     return found
 
 
@@ -239,24 +244,39 @@ def _spread(walk: UnitWalk, name: str, batches: int) -> tuple[Tensor, Tensor] | 
 
 
 def _seen(
-    walk: UnitWalk, weights: Sequence[Weight], stage: Stage, index: int, keep: Tensor | None
+    walk: UnitWalk, weights: Sequence[Weight], stage: Stage, index: int, keep: Tensor | None, through: bool = False
 ) -> tuple[list[Use], Tensor | None]:
-    """The uses of `weights` while the present unit runs on one batch, and what is added to the output of the last."""
+    """The uses of `weights` while the present unit runs on one batch, and what is added to the output of the last.
+
+    With `through` the unit runs to its end and the walk keeps its output. Otherwise it runs no further than it must:
+    weights with the same inputs need the first product only, and where no norm follows not even what it gives.
+    """
     uses: list[Use] = []
     beside: list[Tensor] = []
+    needed = 1 if len(stage.names) > 1 and not stage.norms else stage.uses
 
     def see(use: Use) -> None:
+        if through and len(uses) < needed:  # what runs on may change the inputs in place
+            lines = use.columns().clone()
+            use = replace(use, columns=lambda: lines)
         uses.append(use)
-        if len(uses) == stage.uses and not stage.summed:
+        if len(uses) == needed and not stage.summed and not through:
             raise Stop
+
+    def blank() -> bool:
+        return not through and not stage.norms and len(uses) + 1 == needed
 
     def summed(first: Tensor, second: Tensor) -> None:
         other = added_to(uses[-1], first, second) if uses else None
-        if other is not None:
-            beside.append(other)
-            raise Stop
+        if other is not None and not beside:
+            beside.append(other.clone() if through else other)  # what runs on may change it in place
+            if not through:
+                raise Stop
 
     args, kwargs = walk.inputs(index)
-    with Recorder(weights, see, None, keep, summed if stage.summed else None), contextlib.suppress(Stop):
-        walk.module(*args, **kwargs)
-    return uses, beside[0] if beside else None
+    recorder = Recorder(weights, see, None, keep, summed if stage.summed else None, blank)
+    with recorder, contextlib.suppress(Stop):
+        output = walk.module(*args, **kwargs)
+        if through:
+            walk.store(index, output)
+    return uses[:needed], beside[0] if beside else None

@@ -362,11 +362,14 @@ class _Reconstruction:
         self._settle(self.between)
         self.settled, self.between = self.between, _outside(unit, stages)
         for stage in stages:
-            moments = measure(self.old, self.new, stage, self.weights, self.originals, self.keeps)
+            # Where batch norms follow, the dense unit is needed once more to settle them.
+            last = stage is stages[-1] and not stage.after and not stage.norms
+            moments = measure(self.old, self.new, stage, self.weights, self.originals, self.keeps, last)
             for name in stage.names:
                 self._layer(name, stage, moments)
             self._settle(name for name in stage.after if name not in self.between)
-        self.old.advance()
+        if not stages or not last:
+            self.old.advance()
         if self.options.descent and len(stages) > 1:
             masks = {self.weights[n].parameter: self.done[n].mask for stage in stages for n in stage.names}
             descend(self.new, self.old, masks, self.keeps, self.options)  # type: ignore[arg-type]

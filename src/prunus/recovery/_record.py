@@ -71,7 +71,8 @@ class Recorder(TorchDispatchMode):
     """Calls `see` with every `Use` of the given weights, and `normed` with the input and the mean of every batch norm.
 
     `summed` is called with both tensors of every sum of two tensors of one shape, as residual connections make them.
-    `keep`, a boolean (samples, positions), leaves out padded positions of sequences.
+    `keep`, a boolean (samples, positions), leaves out padded positions of sequences. Where `blank` says so, a product
+    of the given weights is not computed: what it gives has the right shape and no meaning.
     """
 
     def __init__(
@@ -81,23 +82,29 @@ class Recorder(TorchDispatchMode):
         normed: Callable[[Tensor, Tensor], None] | None = None,
         keep: Tensor | None = None,
         summed: Callable[[Tensor, Tensor], None] | None = None,
+        blank: Callable[[], bool] = lambda: False,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch gives it no types
         self.weights: dict[int, list[Weight]] = {}
         for weight in weights:
             self.weights.setdefault(storage(weight.parameter), []).append(weight)
-        self.see, self.normed, self.keep, self.summed = see, normed, keep, summed
+        self.see, self.normed, self.keep, self.summed, self.blank = see, normed, keep, summed, blank
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        output = func(*args, **(kwargs or {}))
         if func in _PRODUCTS:
             inputs, matrix = (args[place] for place in _PRODUCTS[func])
             weight = self._weight(matrix)
+            if weight is not None and self.blank():
+                output = inputs.new_empty(len(inputs), matrix.shape[1])
+            else:
+                output = func(*args, **(kwargs or {}))
             if weight is not None:
                 self.see(_product(weight, inputs, matrix, output, self.keep))
-        elif func is _aten.convolution.default:
+            return output
+        output = func(*args, **(kwargs or {}))
+        if func is _aten.convolution.default:
             weight = self._weight(args[1])
             if weight is not None:
                 self.see(_convolution(weight, output, *args))
@@ -120,7 +127,7 @@ def _product(weight: Weight, inputs: Tensor, matrix: Tensor, output: Tensor, kee
     """Inputs (places, columns) times a matrix (columns, rows), which is the weight transposed, or some rows of it."""
     offset = matrix.storage_offset() - weight.parameter.storage_offset()
     first = offset if weight.kind == CONV1D else offset // max(1, matrix.shape[0])
-    key = (inputs.data_ptr(), tuple(inputs.shape), inputs.stride())
+    key = (inputs.data_ptr(), inputs._version, tuple(inputs.shape), inputs.stride())
     rows = (int(first), int(first + matrix.shape[1]))
     return Use(weight, key, rows, lambda: _lines(inputs, keep), output, output._version)
 
@@ -143,7 +150,7 @@ def _convolution(
 ) -> Use:  # fmt: skip
     taps, size = tuple(kernel.shape[2:]), tuple(output.shape[2:])
     geometry = (taps, groups, tuple(stride), tuple(padding), tuple(dilation))
-    key = (inputs.data_ptr(), tuple(inputs.shape), inputs.stride(), transposed, size, *geometry)
+    key = (inputs.data_ptr(), inputs._version, tuple(inputs.shape), inputs.stride(), transposed, size, *geometry)
     if transposed:
         return Use(
             weight, key, (0, kernel.shape[1] * groups), lambda: _spread_patches(inputs, *geometry, size), output

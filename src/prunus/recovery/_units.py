@@ -212,6 +212,7 @@ class UnitWalk:
         self.memory = memory
         self.here = 0
         self.keep_all = False
+        self.coming: Shelf | None = None
 
     @property
     def module(self) -> nn.Module:
@@ -252,16 +253,25 @@ class UnitWalk:
 
     def advance(self) -> None:
         """Run the present unit on all batches and move on to the next."""
-        outputs = Shelf(self.memory / len(self.units)) if self.keep_all else self.outputs
-        forms = {}
         for index in range(len(self.batches)):
-            output = self.run(index)
-            forms[index] = _map(output, lambda tensor: tensor.new_empty((), device="meta").expand(tensor.shape))
-            outputs[index] = output
-        self.forms.append(forms)
-        self.kept[self.here] = self.outputs = outputs
+            self.store(index, self.run(index))
+        self.move_on()
+
+    def store(self, index: int, output: Any) -> None:
+        """Keep what the present unit gave for batch number `index`; its input for that batch is not needed any more."""
+        if self.coming is None:
+            self.coming = Shelf(self.memory / len(self.units)) if self.keep_all else self.outputs
+            self.forms.append({})
+        self.forms[-1][index] = _map(output, lambda tensor: tensor.new_empty((), device="meta").expand(tensor.shape))
+        self.coming[index] = output
+
+    def move_on(self) -> None:
+        """Go to the next unit: the output of the present one is stored for every batch."""
+        assert self.coming is not None
+        self.kept[self.here] = self.outputs = self.coming
         if not self.keep_all:
             self.kept = {}
+        self.coming = None
         self.here += 1
 
 
