@@ -187,7 +187,6 @@ def readme_table() -> list[str]:
         rows = json.loads(path.read_text("utf8"))["rows"]
         (row,) = [row for row in rows if (row["method"], row["sparsity"]) == (method, sparsity)]
         way = f"{100 * sparsity:.0f} % of the weights gone, {method.partition(', ')[2]}, reconstructed"
-        way += f" in {row['making_seconds']:.0f} s"
         kept = row["quality_integers"] or row["quality"]
         times = [_pair(row, "faster_than_dense"), _pair(row, "faster_than_int8")]
         size = row["times smaller, integers"] or row["times smaller"]
