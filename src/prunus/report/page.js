@@ -39,7 +39,8 @@
     const place = find(`#plot-${name}`);
     const words = find(`#alt-${name}-${panel}`);
     place.setAttribute("aria-label", words ? words.textContent : "");
-    if (!traces.length) { place.innerHTML = '<p class="how">Nothing was measured for this picture.</p>'; return; }
+    place.closest("figure, .card")?.toggleAttribute("hidden", !traces.length);
+    if (!traces.length) return;
     if (!place.querySelector(".plot-container")) place.textContent = "";
     const size = { width: place.clientWidth, height: place.clientHeight };  // given, so that paper gets its own
     Plotly.react(place, traces, layout({ ...extra, ...size }), { displayModeBar: false });

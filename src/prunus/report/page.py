@@ -155,8 +155,8 @@ def _cards(panel: Panel) -> list[tuple[str, str, str]]:
     if group is None:
         return []
     metric = panel.metric
-    cards = [(metric.name, metric.spread(group.means["quality"]), f"dense {metric.show(panel.dense or 0)}")]
-    smaller, bound = group.smaller, group.mean("bound")
+    cards = [(metric.name, metric.spread(words.quality_of(group)), f"dense {metric.show(panel.dense or 0)}")]
+    (smaller, now), bound = words.size_of(group), group.mean("bound")
     if group.mean("speedup") is not None:
         faster, kernels = words.fastest(group)
         before = group.mean("time_dense_us") or 0
@@ -169,7 +169,7 @@ def _cards(panel: Panel) -> list[tuple[str, str, str]]:
         other = group.mean("quality_int8")
         cards.append(("than dense int8", f"{rival:.1f} ×", "" if other is None else f"int8 has {metric.show(other)}"))
     if smaller is not None:
-        now, before = group.mean("bytes") or 0, group.mean("bytes_dense") or 0
+        before = group.mean("bytes_dense") or 0
         cards.append(("smaller", f"{smaller:.1f} ×", f"{_size(now)} instead of {_size(before)}"))
     agreement, proved = group.mean("agreement"), group.mean("labels_proved")
     if agreement is not None:

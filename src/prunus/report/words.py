@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from prunus.report.facts import Panel
 from prunus.report.metrics import percent
-from prunus.study.groups import SeedGroup
+from prunus.study.groups import Mean, SeedGroup
 
 
 def number(value: float) -> str:
@@ -37,11 +37,11 @@ def headline(panel: Panel) -> str:
     group = best(panel)
     if group is None:
         return f"No cell of {panel.name} has been measured yet."
-    metric, quality = panel.metric, group.means["quality"]
+    metric, quality = panel.metric, quality_of(group)
     verb = "keeps" if metric.percent else "has"
     what = f"{metric.spread(quality)} accuracy" if metric.percent else f"a {metric.name} of {metric.spread(quality)}"
     parts = [f"{verb} {what}" + (f" ({metric.show(panel.dense)} dense)" if panel.dense else "")]
-    smaller = group.smaller
+    smaller, _ = size_of(group)
     if group.mean("speedup") is not None:
         faster, kernels = fastest(group)
         how = " in integers" if kernels == "integers" else ""
@@ -54,6 +54,23 @@ def headline(panel: Panel) -> str:
     said = f"{what} {same}. It {joined}." if same else f"{what} {joined}."
     rival = against_int8(panel, group)
     return f"{said} {rival}" if rival else said
+
+
+def _in_integers(group: SeedGroup) -> bool:
+    return group.mean("speedup") is not None and fastest(group)[1] == "integers"
+
+
+def quality_of(group: SeedGroup) -> Mean:
+    """The quality of the network whose speed is told: in integers where those are faster."""
+    found = group.means.get("quality_integers") if _in_integers(group) else None
+    return found or group.means["quality"]
+
+
+def size_of(group: SeedGroup) -> tuple[float | None, float]:
+    """How many times smaller the file of that network is than the dense one, and its bytes."""
+    small = group.mean("bytes_integers") if _in_integers(group) else None
+    small, whole = small or group.mean("bytes") or 0.0, group.mean("bytes_dense")
+    return (whole / small if small and whole else None), small
 
 
 def against_int8(panel: Panel, group: SeedGroup) -> str:
