@@ -27,6 +27,17 @@ def test_a_smaller_model_and_its_masks_are_written(
     assert prunus.Masks.load("small.masks.safetensors").sparsity > 0.4
 
 
+def test_depth_and_distillation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    command = "shrink resnet20:width=0.25,channels=1 --data digits-images --samples 32 --json --fraction"
+    assert run([*command.split(), "0.6", "--depth", "--distil", "2it"]) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert record["share"] <= 0.6
+    assert record["parameters_after"] < record["parameters_before"]
+
+
 @pytest.mark.parametrize(
     ("command", "text"),
     [

@@ -138,6 +138,23 @@ def test_masks_of_a_removal_can_be_certified() -> None:
     with torch.no_grad():
         worst = float((model(inputs) - removal.apply()(inputs)).norm(dim=1).max())
     assert worst <= certificate.bound * (1 + 1e-5)
+    tolerance = 1.05 * certificate.bound
+    verdict = prunus.equivalent(model, removal.masks, prunus.Ball(radius=0.5), tolerance=tolerance, norm=2, boxes=50)
+    assert verdict.status == "proved"
+    assert worst <= verdict.bound <= tolerance
+
+
+def test_a_plan_of_whole_channels_can_be_removed() -> None:
+    model = prunus.models.make("fc:6-16-16-3", seed=0).eval()
+    ball = prunus.Ball(radius=0.5)
+    asked = find_removal(model, 0.7, example=torch.zeros(1, 6))
+    error = prunus.certify(model, asked.masks, ball, attack=False).bound
+    settings = prunus.certificates.PlanSettings(rounds=1, grid=(0.25, 0.5))
+    plan = prunus.plan(model, ball, error=error, pattern="channels", exclude=("layers.2",), settings=settings)
+    assert plan.bound <= error
+    for mask in plan.masks.values():
+        rows = mask.flatten(1)
+        assert bool((rows.all(1) | ~rows.any(1)).all()), "a row stays or goes as a whole"
 
 
 @pytest.mark.parametrize(
