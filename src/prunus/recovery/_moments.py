@@ -16,6 +16,9 @@ from prunus.layers import Weight
 from prunus.recovery._record import Recorder, Stop, Use, added_to, norms_of, real, storage
 from prunus.recovery._units import UnitWalk
 
+PLENTY = 32
+"""With so many places to a column, chance plays no part in a fit."""
+
 
 @dataclass(eq=False)
 class Moments:
@@ -169,6 +172,7 @@ def measure(
     With `last` the dense network goes on to the end of its unit and keeps what it gives, so that it need not run again.
     """
     found: Moments | None = None
+    doubtful = False
     for index, keep in enumerate(keeps):
         there, full = _seen(dense, [originals[name] for name in stage.names], stage, index, keep, last)
         here, part = _seen(pruned, [weights[name] for name in stage.names], stage, index, keep)
@@ -191,9 +195,12 @@ def measure(
         gap = real(full - part, keep) if full is not None and part is not None else None
         if gap is not None:
             found.add_beside(gap, z)
-        # The patches of a convolution overlap, and an image gives thousands: there chance plays no part.
-        once = stage.chunks == 1 and stage.uses == len(stage.names) and here[0].output.dim() == 2
-        for name in stage.names if once else ():
+        # The patches of a convolution overlap, and an image gives thousands: there chance plays no part, nor where the
+        # batches bring many times more places than columns.
+        if index == 0:
+            once = stage.chunks == 1 and stage.uses == len(stage.names) and here[0].output.dim() == 2
+            doubtful = once and z.shape[0] * len(keeps) < PLENTY * z.shape[2]
+        for name in stage.names if doubtful else ():
             found.add_lack(originals[name], _precise(x - z), gap)
         for use in there:
             if use.weight.name in stage.norms:
