@@ -159,7 +159,7 @@ def _record(name: str, folder: Path) -> None:
 
     columns = ("quality", "quality_dense", "quality_int8", "quality_integers", "speedup", "speedup_second")
     columns += ("speedup_integers", "speedup_integers_second", "faster_than_dense", "faster_than_dense_second")
-    columns += ("faster_than_int8", "faster_than_int8_second", "agreement", "agreement_low", "making_seconds")
+    columns += ("faster_than_int8", "faster_than_int8_second", "agreement", "making_seconds")
     with Store(folder) as store:
         groups = grouped(store.results())
     rows: list[dict[str, Any]] = []
@@ -167,6 +167,8 @@ def _record(name: str, folder: Path) -> None:
         row: dict[str, Any] = {"method": group.label, "sparsity": group.sparsity}
         row |= {name: None if (v := group.mean(name)) is None else float(f"{v:.4g}") for name in columns}
         row["times smaller"] = None if group.smaller is None else round(group.smaller, 2)
+        low = group.results[0].record.get("agreement_low")
+        row["agreement_low"] = None if low is None else round(low, 4)
         whole, small = group.mean("bytes_dense"), group.mean("bytes_integers")
         row["times smaller, integers"] = round(whole / small, 2) if whole and small else None
         rows.append(row)
