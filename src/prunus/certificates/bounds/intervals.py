@@ -65,8 +65,22 @@ class Ranges:
 
     def rows(self, chosen: Tensor | slice) -> Ranges:
         """The ranges of some of the points."""
-        parts = (self.original, self.pruned, self.difference)
-        return Ranges(*(Range(part.low[chosen], part.high[chosen]) for part in parts))
+        return Ranges(*(Range(part.low[chosen], part.high[chosen]) for part in self._parts))
+
+    def meet(self, other: Ranges) -> Ranges:
+        """Both hold: the intersections."""
+        return Ranges(
+            self.original.meet(other.original), self.pruned.meet(other.pruned), self.difference.meet(other.difference)
+        )
+
+    def joined(self, other: Ranges) -> Ranges:
+        """The points of the one, then those of the other."""
+        pairs = zip(self._parts, other._parts)
+        return Ranges(*(Range(torch.cat([one.low, two.low]), torch.cat([one.high, two.high])) for one, two in pairs))
+
+    @property
+    def _parts(self) -> tuple[Range, Range, Range]:
+        return self.original, self.pruned, self.difference
 
     def tightened(self) -> Ranges:
         """Intersect `difference` with `pruned - original`."""

@@ -138,11 +138,7 @@ class Relaxation:
             fresh, self._noise[number] = computed_step(step, sources, self._pair.dtypes)
         else:
             fresh = exact_step(step, sources)
-        self.ranges[number + 1] = Ranges(
-            known.original.meet(fresh.original),
-            known.pruned.meet(fresh.pruned),
-            known.difference.meet(fresh.difference),
-        ).tightened()
+        self.ranges[number + 1] = known.meet(fresh).tightened()
 
     def _seconds(self, index: int, rows: int) -> float:
         """A cautious forecast: multiplications of all rows through all steps before the value."""

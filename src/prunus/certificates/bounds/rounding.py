@@ -108,13 +108,7 @@ def computed_ranges(pair: Pair, region: Region, norms: Norms, exact: Sequence[Ra
     found = []
     for value, other, (one, two) in zip(exact, fresh, off):
         wide = Ranges(_wider(value.original, one), _wider(value.pruned, two), _wider(value.difference, one + two))
-        found.append(
-            Ranges(
-                other.original.meet(wide.original),
-                other.pruned.meet(wide.pruned),
-                other.difference.meet(wide.difference),
-            )
-        )
+        found.append(other.meet(wide))
     return found
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 
 import torch
 from torch import Tensor
 
-from prunus.certificates.bounds.intervals import propagate_ranges
+from prunus.certificates.bounds.intervals import Ranges, propagate_ranges
 from prunus.certificates.bounds.relaxation import Relaxation
 from prunus.certificates.domains import Region
 from prunus.certificates.reading.pair import Pair
@@ -104,11 +105,17 @@ class Boxes:
         return halves[kept], origin[kept]
 
 
-def relax(pair: Pair, boxes: Boxes) -> Relaxation:
-    """The tightened relaxation of a batch of boxes, about the values that both networks really compute."""
+def relax(pair: Pair, boxes: Boxes, known: Sequence[Ranges] = ()) -> Relaxation:
+    """The tightened relaxation of a batch of boxes, about the values that both networks really compute.
+
+    known: ranges that hold in these boxes because they hold in larger ones; activations that were settled there stay so
+    and cost nothing here.
+    """
     region = boxes.region
     with torch.no_grad():
         ranges = propagate_ranges(pair, region, computed=True)
+        if known:
+            ranges = [one.meet(two) for one, two in zip(ranges, known, strict=True)]
         relaxation = Relaxation(pair, region, ranges, lean=True, computed=True)
         relaxation.tighten()
     return relaxation

@@ -8,17 +8,23 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from prunus.certificates.bounds.intervals import Range, Ranges
 from prunus.certificates.prover.boxes import Boxes, relax, sensitivities
 from prunus.certificates.prover.goals import Goal
 
 _ENTRIES = 2**23
 """Coefficients of one batch of boxes in the widest layer: 64 MB."""
+
+_KNOWN = 2**23
+"""Entries of all values of the boxes that wait, six numbers each: 400 MB."""
+
+_ENDS = (-math.inf, math.inf)
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,7 +67,7 @@ def search(
     bound.
     """
     waiting, worst = start, torch.full((len(start),), math.inf, dtype=torch.float64)
-    owners = torch.arange(len(start))
+    owners, known = torch.arange(len(start)), _unknown(goal, len(start))
     each = torch.full((len(start),), -math.inf, dtype=torch.float64)
     settled_bound, done = -math.inf, 0
     size = batch_size(goal)
@@ -72,7 +78,7 @@ def search(
         order = torch.sort(worst, descending=True, stable=True).indices
         now, later = order[:room], order[room:]
         boxes, above, owner = waiting[now], worst[now], owners[now]
-        bound, points = _bounded(goal, boxes)
+        bound, points, ranges = _bounded(goal, boxes, [value.rows(now) for value in known])
         bound = torch.minimum(bound, above)  # a part is never worse than the whole
         done += len(boxes)
         refuted = _refuted(goal, boxes, points, confirm)
@@ -83,11 +89,13 @@ def search(
         each.scatter_reduce_(0, owner[good], bound[good], "amax")
         open_rows = torch.nonzero(~good).flatten()
         waiting, worst, owners = waiting[later], worst[later], owners[later]
+        known = [value.rows(later) for value in known]
         if open_rows.numel():
             halves, kept = boxes[open_rows].split(sensitivities(goal.pair, boxes[open_rows]).argmax(1))
             waiting = waiting.joined(halves)
             worst = torch.cat([worst, bound[open_rows][kept]])
             owners = torch.cat([owners, owner[open_rows][kept]])
+            known = [value.joined(fresh.rows(open_rows[kept])) for value, fresh in zip(known, ranges)]
         if progress is not None:
             progress(done, len(waiting), float(worst.max()) if len(waiting) else settled_bound)
     if len(waiting) == 0:
@@ -96,21 +104,30 @@ def search(
     return Found(False, max(settled_bound, float(worst.max())), done, None, each)
 
 
-def _bounded(goal: Goal, boxes: Boxes) -> tuple[Tensor, Tensor]:
-    """Bounds (boxes,), and inputs to try: centres, and the corners at which the relaxation is largest."""
+def _unknown(goal: Goal, count: int) -> list[Ranges]:
+    """Ranges that say nothing, for every value and start box; none where those of all boxes would fill the memory."""
+    shapes = [goal.pair.input_shape, *(step.shape for step in goal.pair.steps)]
+    if sum(math.prod(shape) for shape in shapes) * max(count, 2048) > _KNOWN:
+        return []
+    blank = [Range(*(torch.full((count, *shape), end, dtype=torch.float64) for end in _ENDS)) for shape in shapes]
+    return [Ranges(part, part, part) for part in blank]
+
+
+def _bounded(goal: Goal, boxes: Boxes, known: Sequence[Ranges]) -> tuple[Tensor, Tensor, list[Ranges]]:
+    """Bounds (boxes,), inputs to try (centres, and the corners at which the relaxation is largest), and all ranges."""
     with torch.no_grad():
         centres = boxes.inside(boxes.region.centres)
-        relaxation = relax(goal.pair, boxes)
+        relaxation = relax(goal.pair, boxes, known)
         bound = goal.bound(relaxation, goal.pair.outputs(centres))
         rows = relaxation.at_input
         if rows is None:
-            return bound, centres
+            return bound, centres, relaxation.ranges
         flat = rows.flatten(2)
         tries = [centres]
         for chosen in _steepest(flat):
             corner = torch.where(chosen > 0, boxes.high.flatten(1), boxes.low.flatten(1)).reshape(boxes.low.shape)
             tries.append(boxes.inside(corner))
-    return bound, torch.cat(tries)
+    return bound, torch.cat(tries), relaxation.ranges
 
 
 def _steepest(flat: Tensor) -> list[Tensor]:
