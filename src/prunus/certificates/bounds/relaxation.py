@@ -195,30 +195,37 @@ class Relaxation:
             if pruned and self._lean:
                 found.append(None)
                 continue
-            highest = self.upper_one(index, torch.cat([units, -units], dim=1), pruned)
-            high, low = highest.chunk(2, dim=1)
-            found.append(Range(-low, high))
+            found.append(self._range_one(index, units, pruned))
         none = torch.zeros_like(units)
         high, low = self.upper(index, torch.cat([none, none], dim=1), torch.cat([units, -units], dim=1)).chunk(2, 1)
         assert found[0] is not None
         return found[0], found[1], Range(-low, high)
+
+    def _range_one(self, index: int, units: Tensor, pruned: bool) -> Range:
+        """The range of `units . value` (points, rows) in one network."""
+        high, low = self.upper_one(index, torch.cat([units, -units], dim=1), pruned).chunk(2, dim=1)
+        return Range(-low, high)
 
     def _tighten_maxima(self, number: int, windows: Tensor, deadline: float) -> bool:
         """Bounds on how far other inputs of a window come up to the one that leads."""
         index = self._pair.steps[number].inputs[0]
         maxima = Maxima(windows, self.ranges[index])
         self._maxima[number] = maxima
-        pairs = maxima.wanted()
-        if pairs.shape[1] == 0 or index == 0:
+        pairs, own = maxima.wanted(), maxima.wanted_own()
+        if index == 0:
             return True
-        if time.monotonic() + self._seconds(index, pairs.numel()) > deadline:
+        if time.monotonic() + self._seconds(index, pairs.numel() + own.numel()) > deadline:
             return False
         step = self._rows_at_once(index)
         shape = self.ranges[index].original.low.shape[1:]
         for start in range(0, pairs.shape[1], step):
             chosen = pairs[:, start : start + step]
-            units = maxima.rows(chosen).reshape(*chosen.shape, *shape)
+            units = maxima.one.rows(chosen).reshape(*chosen.shape, *shape)
             maxima.learn(chosen, *self.bounds(index, units))
+        for start in range(0, own.shape[1], step):
+            chosen = own[:, start : start + step]
+            units = maxima.two.rows(chosen).reshape(*chosen.shape, *shape)
+            maxima.learn_own(chosen, self._range_one(index, units, True))
         return True
 
     # --------------------------------------------------------------------------------------------------------- outputs

@@ -21,7 +21,7 @@ from prunus.certificates.reading import attention, linear, movement, nonlinear, 
 from prunus.certificates.reading.compressed import decompressed, is_packed
 from prunus.certificates.reading.leaves import LEAF, leaf_module, leaves_of
 from prunus.certificates.reading.nested import double, flat, numbers, resolved
-from prunus.certificates.reading.pieces import Affine, Join, Piece, ValueProduct
+from prunus.certificates.reading.pieces import Affine, Elementwise, Join, Lipschitz, Piece, ValueProduct
 from prunus.certificates.reading.rules import (
     BatchNumber,
     Call,
@@ -194,7 +194,7 @@ def _read(model: nn.Module, shape: tuple[int, ...], known: Graph | None) -> tupl
         state = {**dict(model.named_parameters()), **dict(model.named_buffers())} if known else {}
         reader = _Reader(graph, state)
         ops = reader.read()
-    return _folded(_ordered(ops)), reader.coarsest
+    return _folded(_pooled_first(_ordered(ops))), reader.coarsest
 
 
 class _Reader:
@@ -347,6 +347,21 @@ def _ordered(ops: list[_Op]) -> list[_Op]:
         result.append(replace(op, inputs=tuple(number[index] for index in op.inputs)))
         number[value] = len(result)
         stack.pop()
+    return result
+
+
+def _pooled_first(ops: list[_Op]) -> list[_Op]:
+    """Max pooling right after a ReLU changes places with it, which is exact: bounds then bend fewer entries."""
+    readers = [index for op in ops for index in op.inputs]
+    result = list(ops)
+    for place in range(len(ops) - 1):
+        bends, pools = result[place], result[place + 1]
+        first, second = bends.piece, pools.piece
+        bent = isinstance(first, Elementwise) and first.kind == "relu" and readers.count(place + 1) == 1
+        pooled = isinstance(second, Lipschitz) and second.windows is not None and pools.inputs == (place + 1,)
+        if bent and pooled:
+            result[place] = replace(pools, inputs=bends.inputs)
+            result[place + 1] = replace(bends, shape=pools.shape, inputs=pools.inputs)
     return result
 
 
