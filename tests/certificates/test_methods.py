@@ -181,3 +181,19 @@ def test_the_attack_finds_what_a_hundred_thousand_random_points_find(seed):
                 one, two = pair.outputs(points)
             off = (two - one).norm(dim=1) if norm == 2 else (two - one).abs().amax(1)
             assert ascend(pair, domain.region(shape), seed=seed, norm=norm).distance >= float(off.max())
+
+
+def test_maxima_that_another_input_leads_after_pruning_stay_tight():
+    """Windows whose largest input is sure in each network, but not the same one: the bound is nearly exact."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Unflatten(1, (1, 8)), nn.MaxPool1d(2), nn.Flatten())
+    other = copy.deepcopy(model)
+    with torch.no_grad():
+        model[0].bias.copy_(torch.tensor([5.0, 2.0] * 4))
+        other[0].bias.copy_(torch.tensor([2.0, 4.0] * 4))
+    point = torch.zeros(1, 6)
+    cert = prunus.certify(model.eval(), other.eval(), prunus.Samples(point, 0.1), norm="max")
+    assert cert.bound < 1.001 * cert.attained
+    inputs = 0.1 * torch.nn.functional.normalize(torch.randn(2000, 6), dim=1)
+    with torch.no_grad():
+        assert float((other(inputs) - model(inputs)).abs().max()) <= cert.bound
