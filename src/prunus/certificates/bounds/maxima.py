@@ -179,8 +179,8 @@ class Maxima:
 
     def back_one(self, found: Tensor, pruned: bool) -> tuple[Tensor, Tensor]:
         """Rows (points, rows, *output shape) on the maxima of one network as rows on its inputs, and the constants."""
-        leaders = self.two if pruned else self.one
-        return leaders.through(self._bounds()[int(pruned)], found.flatten(2))
+        one, two, *_ = self._bounds()
+        return self.two.through(two, found.flatten(2)) if pruned else self.one.through(one, found.flatten(2))
 
     def back(self, found: Both, shape: tuple[int, ...]) -> tuple[Both, Tensor]:
         """The same for rows on the original and on the difference."""
