@@ -24,10 +24,11 @@ from prunus import timing
 from prunus.sparse._peers import find_peers, output_error
 
 SIZES = ((1, 32), (8, 64))
+PART, PARTS = "tokens", tuple(f"{batch} x {length}" for batch, length in SIZES)
 PEERS = ("onnx", "onnx int8", "openvino", "torch int8")
 
 
-def run(quick: bool) -> list[dict[str, Any]]:
+def run(quick: bool, parts: tuple[str, ...] = PARTS) -> list[dict[str, Any]]:
     torch.set_num_threads(1)
     inner = _find_encoder()
     if inner is None:
@@ -45,7 +46,7 @@ def run(quick: bool) -> list[dict[str, Any]]:
             ours[f"ours {sparsity:.0%}, {name}"] = (pruned, fast)
             kinds[f"ours {sparsity:.0%}, {name}"] = "magnitude" if rebuilt is None else "reconstructed"
     table = []
-    for batch, length in SIZES:
+    for batch, length in (size for size, name in zip(SIZES, PARTS) if name in parts):
         table += _size(dense, ours, batch, length, 5 if quick else 11)
     return [{**row, "weights": kinds.get(row["what"], "")} for row in table]
 

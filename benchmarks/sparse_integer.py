@@ -27,12 +27,13 @@ from prunus.sparse.machine import limits
 SHAPES = ((384, 384), (1536, 384), (1024, 1024), (3072, 768), (5632, 2048), (11008, 4096))
 TOKENS = (1, 32, 128, 512)
 SPARSITIES = (0.5, 0.75, 0.9)
+PART, PARTS = "out x in", tuple(f"{rows}x{cols}" for rows, cols in SHAPES)
 PEERS = ("onnx", "openvino", "onnx int8", "onnx int8 static", "openvino int8", "torch int8")
 
 
-def run(quick: bool) -> list[dict[str, Any]]:
+def run(quick: bool, parts: tuple[str, ...] = PARTS) -> list[dict[str, Any]]:
     torch.set_num_threads(1)
-    shapes = SHAPES[:3] if quick else SHAPES
+    shapes = SHAPES[:3] if quick else [shape for shape, name in zip(SHAPES, PARTS) if name in parts]
     return [_row(rows, cols, tokens, quick) for rows, cols in shapes for tokens in (TOKENS[:2] if quick else TOKENS)]
 
 

@@ -41,6 +41,21 @@ def record(name: str, rows: Sequence[Mapping[str, Any]], note: str = "", folder:
     return folder / f"{name}.json"
 
 
+def keep_parts(
+    name: str,
+    rows: Sequence[Mapping[str, Any]],
+    column: str,
+    parts: Sequence[str],
+    order: Sequence[str],
+    folder: Path = FOLDER,
+) -> list[Mapping[str, Any]]:
+    """These rows and those that <name>.json has of other parts; `column` holds a row's part."""
+    path = folder / f"{name}.json"
+    known = json.loads(path.read_text("utf8"))["rows"] if path.is_file() else []
+    kept = [*rows, *(row for row in known if row.get(column) in order and row[column] not in parts)]
+    return sorted(kept, key=lambda row: order.index(row[column]))
+
+
 def _cell(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 

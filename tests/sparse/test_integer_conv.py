@@ -14,10 +14,12 @@ from torch.nn import functional
 
 import prunus
 from prunus.errors import BadFile, BadInput
-from prunus.sparse import SparseConv2d
+from prunus.sparse import BalancedLinear, SparseConv2d
+from prunus.sparse._compress import _in_float32, _Tried
 from prunus.sparse._geometry import ConvGeometry
 from prunus.sparse._integer import integer_conv2d, integer_linear
 from prunus.sparse._integer_ops import run_conv2d, run_linear
+from prunus.sparse._measure import Timing
 from prunus.sparse._packed import BANKS, Packed, pack
 from prunus.sparse._plan import plan_of
 from prunus.sparse._region import FusedRegion, with_regions
@@ -323,3 +325,23 @@ def test_a_program_refuses_what_does_not_fit_together() -> None:
         program.conv(packed.integer_weight, sizes, 16, 8, 8, 0, False, False, 0.0, 0.0, 5, -1)
     with pytest.raises(ValueError, match="pooled"):
         program.max_pool(9, 9, 1, 1, 0)
+
+
+def test_float32_takes_the_place_of_slower_integers() -> None:
+    model = prunus.models.make("resnet20", seed=0).eval()
+    prunus.prune(model, 0.9, pattern="balanced:16", exclude=("conv1", "linear"))
+    x = torch.randn(1, 3, 32, 32)
+    fast = prunus.compress(model, example=x, activations=torch.int8)
+    packed = [row for row in prunus.sparse.explain(fast) if row.format.startswith("bank")]
+    assert packed
+    for row in packed:
+        module = fast.get_submodule(row.layer)
+        assert module.integer == (row.why == ""), row
+        assert row.why == "" or ("float32" in row.format and row.why.startswith("float32: integer products take"))
+    one = _Tried("a", nn.Linear(16, 16), None, packed[0], packed[0], True, True)
+    layer = BalancedLinear.from_dense(nn.Linear(16, 16))
+    slow, quick = Timing(3e-5, 2e-5, (1, 16)), Timing(3e-5, 1e-5, (1, 16))
+    assert _in_float32(one, layer, quick, slow) is None
+    taken = _in_float32(one, layer, slow, quick)
+    assert taken is not None
+    assert "20.0 instead of 10.0" in taken.row.why

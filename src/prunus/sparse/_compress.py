@@ -38,7 +38,7 @@ from prunus.sparse._explain import make_row
 from prunus.sparse._foreign import Cast, PaddedConv2d
 from prunus.sparse._graph import batch_norm_pairs
 from prunus.sparse._integer import check_activations
-from prunus.sparse._measure import Timing, compare, in_turn
+from prunus.sparse._measure import NOISE, Timing, compare, in_turn
 from prunus.sparse._modules import PackedModule, check_order
 from prunus.sparse._packed import KINDS
 from prunus.sparse._plan import SparsePlan, StoredLayer, describe, install, plan_of
@@ -80,7 +80,7 @@ def compress(
         activations: with torch.int8 the inputs of linear layers and convolutions are rounded to seven bits over the
             range of each token (of a convolution: each image), and multiplied with int8 weights as integers: for
             linear layers up to three times as fast as float32; `explain` states the error of each layer's output on
-            the example.
+            the example. With select="measured" a layer whose integer products are slower than float32 ones gets those.
         fuse: ReLUs and residual sums run inside the layer before them, and the copy is a `torch.fx` graph where the
             model can be traced, whose inner results live in memory that is used again; blocks of transformers (BERT
             and its relatives, Llama, Mistral, Qwen2) whose layers are all packed run by one call.
@@ -128,7 +128,7 @@ def compress(
     norms = {one.name: one.norm for one in tried if one.norm}
     if rounded:
         tried = _with_errors(work, tried, norms, example)
-    fast = _finish_best(work, tried, norms, SparsePlan(fused=fuse, shapes=shapes_left), example)
+    fast = _finish_faster(work, tried, norms, SparsePlan(fused=fuse, shapes=shapes_left), example)
     for name, why in found.left.items():
         plan_of(fast).rows.append(make_row(name, work.get_submodule(name), None, None, why=why))
     if spent is not None:
@@ -222,10 +222,42 @@ def _try_layers(
             make_row(name, layer, packed, timing),
             make_row(name, layer, None, timing, why="" if likely else "its packed form is slower"),
         )
-        tried.append(_Tried(name, layer, packed, *rows, sure, likely, pairs.get(name, "")))
+        one = _Tried(name, layer, packed, *rows, sure, likely, pairs.get(name, ""))
+        if decision == "measured" and inputs.get("activations") is not None:
+            plain = replacement(name, work, found, norm, None, **inputs | {"activations": None, "span": None})
+            other = _time(layer, norm, plain, shapes.get(name), sparsity, held - _bytes(layer), found)
+            one = replace(one, plain=_in_float32(one, plain, timing, other))
+        tried.append(one)
         if sure and options.spent is not None:
             options.spent.free(layer)
     return tried
+
+
+def _in_float32(one: _Tried, packed: nn.Module, integers: Timing, plain: Timing) -> _Tried | None:
+    """The layer packed in float32, where that is faster than integer products."""
+    if plain.ours >= (1 - NOISE) * integers.ours:
+        return None
+    times = f"{1e6 * integers.ours:.1f} instead of {1e6 * plain.ours:.1f} microseconds"
+    row = replace(make_row(one.name, one.layer, packed, plain), why=f"float32: integer products take {times}")
+    return replace(one, packed=packed, row=row, sure=one.sure or plain.gains, likely=one.likely or plain.may_gain)
+
+
+def _finish_faster(
+    work: nn.Module, tried: Sequence[_Tried], norms: Mapping[str, str], plan: SparsePlan, example: ModelInputs | None
+) -> nn.Module:
+    """The finished model, with float32 in the place of integers where that is faster.
+
+    Fused layers hand bytes to each other, which a layer alone does not show: there the whole model is timed both ways.
+    """
+    plain = [one.plain or one for one in tried]
+    if not any(one.plain for one in tried) or not plan.fused or example is None:
+        return _finish_best(work, plain, norms, plan, example)
+    other = sharing(work), [replace(one, packed=sharing(one.packed) if one.packed else None) for one in tried]
+    integers = _finish_best(*other, norms, copy.deepcopy(plan), example)
+    mixed = _finish_best(work, plain, norms, plan, example)
+    with torch.no_grad():
+        seconds = in_turn([lambda: example.run(integers), lambda: example.run(mixed)])
+    return mixed if seconds[1] < seconds[0] else integers
 
 
 def _finish_best(
@@ -244,7 +276,10 @@ def _finish_best(
 
 @dataclass(frozen=True)
 class _Tried:
-    """A layer, what could replace it, what is said of it then or otherwise, and whether that gains: surely, perhaps."""
+    """A layer, what could replace it, what is said of it then or otherwise, and whether that gains: surely, perhaps.
+
+    `plain` is the same with float32 values, where those are faster than the integers that were asked for.
+    """
 
     name: str
     layer: nn.Module
@@ -254,6 +289,7 @@ class _Tried:
     sure: bool
     likely: bool
     norm: str = ""
+    plain: _Tried | None = None
 
 
 def _finish(
