@@ -34,7 +34,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     inner = tokenizers.Tokenizer(tokenizers.models.WordLevel(known, unk_token="<unk>"))
     inner.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
     tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=inner, pad_token="<pad>", unk_token="<unk>")
-    for kind in ("bert", "bert-classifier", "llama"):
+    for kind in ("bert", "bert-classifier", "llama", "t5"):
         small(kind).save_pretrained(folder / kind)
         tokenizer.save_pretrained(folder / kind)
     small("vit").save_pretrained(folder / "vit")
@@ -70,6 +70,7 @@ def record(capsys: pytest.CaptureFixture[str], *words: str) -> dict:
         ("reconstruct", "bert-classifier", "reviews.jsonl:text", "accuracy"),
         ("reconstruct", "bert", "pairs.csv:first,second", "spearman"),
         ("reconstruct", "llama", "words.txt", "perplexity"),
+        ("reconstruct", "t5", "words.txt", "perplexity"),
         ("prune", "bert", "pairs.csv:first,second", "spearman"),
         ("prune", "llama", "words.txt", "perplexity"),
         ("prune", "vit", "photos", "accuracy"),
@@ -138,6 +139,14 @@ def test_token_ids_have_no_surroundings(command: str, place: Path, capsys: pytes
     said = " ".join(capsys.readouterr().err.split())
     assert "real numbers" in said
     assert "such as images" in said
+
+
+@pytest.mark.parametrize("command", [("certify", "--sparsity", "0.5"), ("plan", "--error", "1")], ids=lambda c: c[0])
+def test_models_of_token_ids_are_refused(
+    command: tuple[str, ...], place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run([command[0], f"hf:{place / 'bert'}", *command[1:]]) == 2
+    assert "takes token ids" in " ".join(capsys.readouterr().err.split())
 
 
 def test_pictures_are_sized_and_scaled_as_the_model_wants(place: Path) -> None:

@@ -29,6 +29,13 @@ with torch.no_grad():
 """
 
 
+def test_a_part_of_a_model_is_read_as_what_it_is(tmp_path: Path) -> None:
+    from support.hugging_face import build
+
+    build("whisper encoder")[0].save_pretrained(tmp_path)
+    assert type(resolve(f"hf:{tmp_path}")).__name__ == "WhisperEncoder"
+
+
 @pytest.mark.parametrize("kind", ["bert", "gpt2", "llama-tied", "vit"])
 def test_a_folder_is_read_compressed_written_and_read_in_a_fresh_process(kind: str, tmp_path: Path) -> None:
     small(kind).save_pretrained(tmp_path / "dense")

@@ -59,3 +59,18 @@ def test_a_model_is_timed_in_integers_too() -> None:
     result = bench_model(model, fast, x, integer=integer, peers=(), repeats=3)
     assert result.errors["ours"] < 1e-5 < result.errors[INTEGER] < 0.05
     assert INTEGER in result.seconds
+
+
+@pytest.mark.parametrize("kind", ["bert-classifier", "vit"])
+def test_a_model_with_named_inputs_is_timed_too(kind: str) -> None:
+    from prunus.adapters import example_input
+    from support.foreign import small
+
+    model = small(kind)
+    example = example_input(model, batch=2)
+    prunus.prune(model, 0.75, misfits="skip")
+    fast = prunus.compress(model, example=example, select="always")
+    result = bench_model(model, fast, example, peers=("torch int8",), repeats=3)
+    assert result.what == f"{type(model).__name__} batch 2"
+    assert result.errors["ours"] < 1e-5
+    assert {"ours", "dense", "int8, torch"} <= set(result.seconds)

@@ -39,6 +39,21 @@ def example_or_none(network: Any, batch: int = 1, shape: str | None = None, toke
         return None
 
 
+def real_example(network: Any, shape: str | None = None, tokens: int | None = None) -> Any:
+    """One input as a tensor of real numbers, for statements about all inputs around it; None where it is not known."""
+    from prunus.errors import BadInput
+
+    example = example_or_none(network, 1, shape, tokens)
+    if isinstance(example, dict):  # a model of transformers
+        example = next(iter(example.values()))
+    if example is not None and not example.is_floating_point():
+        raise BadInput(
+            f"{type(network).__name__} takes token ids, which have no surroundings: this works for networks that take "
+            "real numbers, such as images."
+        )
+    return example
+
+
 def _sides(text: str) -> tuple[int, ...]:
     from prunus.errors import BadInput
 

@@ -60,7 +60,7 @@ def certify(
     from prunus.certificates import METHODS, Certificate, CertifyOptions
     from prunus.certificates import certify as certify_networks
     from prunus.certificates import verify as verify_file
-    from prunus.cli._inputs import example_or_none, fitting_example
+    from prunus.cli._inputs import fitting_example, real_example
     from prunus.cli.output import progress
     from prunus.models import resolve
 
@@ -80,7 +80,7 @@ def certify(
                 progress=lambda text: advance(0, text),
             )
             domain = domain_of(radius, samples, test)
-            example = example_or_none(network, 1, input, input_ids) if test is None else fitting_example(network, test)
+            example = real_example(network, input, input_ids) if test is None else fitting_example(network, test)
             found = certify_networks(
                 network,
                 other,

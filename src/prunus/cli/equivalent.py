@@ -136,13 +136,11 @@ def _test(data: str | None, folder: Path | None, model: str, points: int) -> Any
 
 def _shape(network: Any, told: str | None) -> tuple[int, ...] | None:
     """The shape of one input: as told, or as the network knows it; None where neither says."""
-    from prunus.cli._inputs import example_or_none
+    from prunus.cli._inputs import real_example
 
     if told is None and getattr(network, "input_shape", None) is not None:
         return tuple(network.input_shape)
-    example = example_or_none(network, 1, told)
-    if isinstance(example, dict):  # a model of transformers
-        example = next(iter(example.values()))
+    example = real_example(network, told)
     return None if example is None else tuple(example.shape[1:])
 
 

@@ -55,7 +55,7 @@ def plan(
 
     from prunus.certificates import OnData, PlanSettings
     from prunus.certificates import plan as make_plan
-    from prunus.cli._inputs import data_sets, example_or_none, fitting_example
+    from prunus.cli._inputs import data_sets, fitting_example, real_example
     from prunus.cli.output import progress
     from prunus.errors import BadInput
     from prunus.models import resolve
@@ -72,7 +72,7 @@ def plan(
     if data is None and (samples or statistical):
         raise BadInput("--samples and --statistical need --data.")
     train, test = data_sets(data, data_dir, model, look=allocation == "damage" or needs_data(score))
-    example = example_or_none(network, 1, input, input_ids) if test is None else fitting_example(network, test)
+    example = real_example(network, input, input_ids) if test is None else fitting_example(network, test)
     domain: Any = OnData(test, confidence) if statistical else domain_of(radius, samples, test)
     settings = PlanSettings(seed=seed, example=example, data=train, allocation=allocation)
     with progress("planning", None, quiet=json):

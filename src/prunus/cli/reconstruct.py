@@ -90,10 +90,11 @@ def _print(record: dict[str, Any], json: bool) -> None:
     if json:
         print_json(record)
         return
-    columns = ["layer", "weights", "kept", "sparsity", "by magnitude", "as masked", "error now"]
+    columns = ["layer", "weights", "sparsity", "error now", "by magnitude", "as masked", "kept"]
     rows = [
-        [row["name"], row["total"], row["kept"], f"{row['sparsity']:.4f}"]
-        + [f"{row[name]:.2%}" for name in ("before", "masked", "after")]
+        [row["name"], row["total"], f"{row['sparsity']:.4f}"]
+        + [f"{row[name]:.2%}" for name in ("after", "before", "masked")]
+        + [row["kept"]]
         for row in record["layers"]
     ]
     print_table(columns, rows)

@@ -46,7 +46,13 @@ class Pictures:
     deviation: tuple[float, ...] = (1.0,)
 
 
-def load_own(name: str, tokenizer: Any = None, length: int = 128, pictures: Pictures | None = None) -> list[Any]:
+def load_own(
+    name: str,
+    tokenizer: Any = None,
+    length: int = 128,
+    pictures: Pictures | None = None,
+    decoder_start: int | None = None,
+) -> list[Any]:
     """Samples from a file of text or a folder of images.
 
     Args:
@@ -54,6 +60,8 @@ def load_own(name: str, tokenizer: Any = None, length: int = 128, pictures: Pict
         tokenizer: makes token ids from text, as a model of transformers brings it.
         length: longest text, in tokens.
         pictures: how images are sized and scaled; as they are, in 0..1, without it.
+        decoder_start: the token that the decoder of a model with an encoder begins with; it then reads the text after
+            that.
 
     Returns:
         A list: dicts of token ids with labels, or (image, label) pairs.
@@ -73,7 +81,12 @@ def load_own(name: str, tokenizer: Any = None, length: int = 128, pictures: Pict
     rows = _rows(path)
     if not rows:
         raise BadFile(f"The file {path} holds no samples.")
-    return [_sample(row, _columns(rows[0], columns, path), tokenizer, length, path) for row in rows]
+    found = [_sample(row, _columns(rows[0], columns, path), tokenizer, length, path) for row in rows]
+    if decoder_start is not None:
+        for sample in found:
+            if isinstance(sample, dict):
+                sample["decoder_input_ids"] = [decoder_start, *list(sample["input_ids"])[:-1]]
+    return found
 
 
 def _parts(name: str) -> tuple[str, list[str]]:
@@ -138,6 +151,19 @@ def pictures_of(folder: str | os.PathLike[str]) -> Pictures:
     scaled = rules.get("do_normalize", "image_mean" in rules)
     mean, deviation = (tuple(rules.get(name, ())) for name in ("image_mean", "image_std"))
     return Pictures(size, shorter, mean or (0.0,), deviation or (1.0,)) if scaled else Pictures(size, shorter)
+
+
+def decoder_start_of(folder: str | os.PathLike[str]) -> int | None:
+    """The token that the decoder of this folder's model begins with; None for models without an encoder beside it.
+
+    Raises:
+        BadFile: if config.json is there and cannot be read.
+    """
+    config = _record(Path(folder) / "config.json")
+    if not config.get("is_encoder_decoder"):
+        return None
+    start = config.get("decoder_start_token_id", config.get("pad_token_id"))
+    return start if isinstance(start, int) else 0
 
 
 def _record(path: Path) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -47,7 +48,7 @@ def load_folder(folder: str | os.PathLike[str]) -> nn.Module:
         except BadFile:
             raise
         except Exception as error:  # transformers raises many kinds for what is wrong with a folder
-            raise BadFile(f"The folder {place} cannot be read as a model ({first_line(error)}).") from error
+            raise BadFile(f"The folder {place} cannot be read as a model ({first_line(error).rstrip('.')}).") from error
 
 
 def model_class(config: Any) -> Any:
@@ -56,6 +57,11 @@ def model_class(config: Any) -> Any:
     for name in getattr(config, "architectures", None) or ():
         if hasattr(transformers, name):
             return getattr(transformers, name)
+        kind = str(getattr(config, "model_type", "")).replace("-", "_")
+        try:  # parts of models, such as the encoder of Whisper, stand in the file of their kind alone
+            return getattr(importlib.import_module(f"transformers.models.{kind}.modeling_{kind}"), name)
+        except (ImportError, AttributeError):
+            continue
     return transformers.AutoModel
 
 

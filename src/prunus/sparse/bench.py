@@ -7,7 +7,7 @@ the overhead measured as the time of the same call on a layer without weights.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from prunus import timing
+from prunus.adapters import main_output
 from prunus.sparse._geometry import ConvGeometry
 from prunus.sparse._modules import BalancedLinear, SparseConv2d
 from prunus.sparse._packed import Packed, pack
@@ -127,10 +128,21 @@ def bench_conv(
     return _result(what, layer.packed, batch * height * width, candidates, weight, repeats)
 
 
+class NamedInputs(nn.Module):
+    """A model that takes its inputs by name, called by position; its answer is one tensor."""
+
+    def __init__(self, model: nn.Module, names: Sequence[str]) -> None:
+        super().__init__()
+        self.model, self.names = model, tuple(names)
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        return main_output(self.model(**dict(zip(self.names, inputs))))
+
+
 def bench_model(
     dense: nn.Module,
     fast: nn.Module,
-    x: Tensor,
+    x: Tensor | Mapping[str, Tensor],
     *,
     integer: nn.Module | None = None,
     peers: Sequence[str] = ("onnx", "onnx int8", "onnx int8 static"),
@@ -139,20 +151,25 @@ def bench_model(
     """A whole model against its compressed copy, and against one with integer products where given."""
     import copy
 
-    last = copy.deepcopy(dense).to(memory_format=torch.channels_last) if x.dim() == 4 else None  # type: ignore[call-overload]
-    candidates: dict[str, Run] = {"ours": lambda: fast(x), "dense": lambda: dense(x)}
-    if last is not None:
-        channels_last = x.to(memory_format=torch.channels_last)
-        candidates["dense, channels last"] = lambda: last(channels_last)
+    what, inputs = type(dense).__name__, tuple(x.values()) if isinstance(x, Mapping) else (x,)
+    if isinstance(x, Mapping):
+        dense, fast = NamedInputs(dense, tuple(x)), NamedInputs(fast, tuple(x))
+        integer = None if integer is None else NamedInputs(integer, tuple(x))
+    candidates: dict[str, Run] = {"ours": lambda: fast(*inputs), "dense": lambda: dense(*inputs)}
+    if inputs[0].dim() == 4:
+        last = copy.deepcopy(dense).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        channels_last = inputs[0].to(memory_format=torch.channels_last)
+        candidates["dense, channels last"] = lambda: last(channels_last, *inputs[1:])
     if integer is not None:
-        candidates[INTEGER] = lambda: integer(x)
-    candidates |= find_peers(dense, (x,), _engines(peers))
+        candidates[INTEGER] = lambda: integer(*inputs)
+    candidates |= find_peers(dense, inputs, _engines(peers))
     errors = _errors(candidates)
     seconds, spread, ratios = time_candidates(candidates, repeats)
     zeros = sum(int((p == 0).sum()) for p in dense.parameters() if p.dim() > 1)
     total = sum(p.numel() for p in dense.parameters() if p.dim() > 1)
-    what = f"{type(dense).__name__} batch {x.shape[0]}"
-    return BenchResult(what, zeros / max(1, total), seconds, spread, ratios, errors=errors)
+    return BenchResult(
+        f"{what} batch {inputs[0].shape[0]}", zeros / max(1, total), seconds, spread, ratios, errors=errors
+    )
 
 
 def _engines(peers: Sequence[str]) -> tuple[str, ...]:

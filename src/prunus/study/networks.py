@@ -55,7 +55,7 @@ def read_data(name: str, split: str, folder: str | None, model: str) -> Any:
     Where the model is named as hf:FOLDER, text is read with its tokenizer, and images are sized as the folder says.
     """
     from prunus.data import load, names
-    from prunus.data.own import is_own, is_text, load_own, pictures_of
+    from prunus.data.own import decoder_start_of, is_own, is_text, load_own, pictures_of
     from prunus.models.hf import PREFIX, tokenizer_of
 
     if name in names() or not is_own(name):
@@ -63,7 +63,9 @@ def read_data(name: str, split: str, folder: str | None, model: str) -> Any:
     if not model.startswith(PREFIX):
         return load_own(name)
     place = model.removeprefix(PREFIX)
-    return load_own(name, tokenizer_of(place)) if is_text(name) else load_own(name, pictures=pictures_of(place))
+    if is_text(name):
+        return load_own(name, tokenizer_of(place), decoder_start=decoder_start_of(place))
+    return load_own(name, pictures=pictures_of(place))
 
 
 def stored_bytes(model: nn.Module) -> int:
