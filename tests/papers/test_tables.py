@@ -83,3 +83,13 @@ def test_tickets_by_width() -> None:
     popup = {row["width"]: row["ours, %"] for row in rows if row["method"] == "edge-popup"}
     assert popup[1.3] > popup[0.5]
     assert {row["published s.d."] for row in rows} == {0.06, 0.16, 0.53, 0.08, 0.19}
+
+
+def test_four_ways_to_find_a_ticket_run() -> None:
+    from prunus.papers.iterand.reproductions_supermasks import VARIANTS, supermasks
+
+    rows = list(supermasks(seeds=1, rates=(0.3,), epochs=2, networks=(("64-16-16-10", 0.5),)))
+    assert [row["method"] for row in rows] == list(VARIANTS)
+    for row in rows:
+        assert row["ours"] > 25, row
+        assert row["sparsity"] == 0.5 or (row["sparsity"] > 0.5 and "not restored" in row["method"])

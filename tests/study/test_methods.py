@@ -50,7 +50,9 @@ def test_rounds_of_iterative_pruning_reach_the_sparsity(sparsity: float) -> None
     assert 0 < fraction < 0.3 or rounds == 1
 
 
-@pytest.mark.parametrize("method", ["prune", "reconstruct", "gradual", "imp", "iterand", "edge-popup"])
+@pytest.mark.parametrize(
+    "method", ["prune", "reconstruct", "gradual", "imp", "iterand", "edge-popup", "gem-miner", "multicoated"]
+)
 def test_every_method_gives_a_network_with_the_zeros_asked_for(method: str, tmp_path: Path) -> None:
     (cell,) = tiny(method=(method,), settings={"gradual": "1ep", "held_out": 0, "sensitivity": 0, "compress": False})
     done = run_study([cell], tmp_path, engine=LocalEngine(1))

@@ -31,7 +31,10 @@ class Axes:
     method: Annotated[
         list[str] | None,
         _Many,
-        Parameter(help="prune, reconstruct, distil, reconstruct+distil, gradual, imp, iterand, edge-popup, shrink."),
+        Parameter(
+            help="prune, reconstruct, distil, reconstruct+distil, gradual, imp, iterand, edge-popup, gem-miner, "
+            "multicoated, shrink."
+        ),
     ] = None
     score: Annotated[list[str] | None, _Many, Parameter(help="magnitude, random, snip, grasp, synflow, wanda.")] = None
     pattern: Annotated[

@@ -25,9 +25,11 @@ else:
 class SearchOptions:
     """The search itself; what is not given is taken from the preset, or from the defaults."""
 
-    method: Annotated[str | None, Parameter(help="edge-popup or iterand.")] = None
+    method: Annotated[str | None, Parameter(help="edge-popup, iterand, gem-miner or multicoated.")] = None
     sparsity: Annotated[float | None, Parameter(help="Fraction pruned in every layer; 0.5 unless given.")] = None
-    period: Annotated[int | None, Parameter(help="Steps between two redraws of IteRand; 300 unless given.")] = None
+    period: Annotated[
+        int | None, Parameter(help="Steps between two redraws of IteRand or freezes of Gem-Miner; 300 unless given.")
+    ] = None
     rate: Annotated[float | None, Parameter(help="Part of the pruned weights redrawn; 0.1 unless given.")] = None
     ranking: Annotated[str, Parameter(help="Keep the largest scores (signed) or magnitudes (absolute).")] = "signed"
     counting: Annotated[str, Parameter(help="exact, iterand or hidden-networks.")] = "exact"
@@ -41,6 +43,14 @@ class SearchOptions:
     ] = None
     score_init: Annotated[str, Parameter(help="Scores begin wide (kaiming) or narrow.")] = "kaiming"
     biases: Annotated[str, Parameter(help="zero, as in the papers, or keep.")] = "zero"
+    l1: Annotated[float, Parameter(help="Weight of the sum of Gem-Miner's scores beside the loss.")] = 0.0
+    restore: Annotated[
+        bool, Parameter(help="Gem-Miner ends at exactly the sparsity: what rounding left out comes back.")
+    ] = True
+    coats: Annotated[int, Parameter(help="Masks that multicoated adds up.")] = 3
+    coating: Annotated[str, Parameter(help="Coats with equal steps in number (uniform) or in score (linear).")] = (
+        "uniform"
+    )
     spectral_penalty: Annotated[float, Parameter(help="Weight of the squared spectral norms beside the loss.")] = 0.0
 
 
@@ -65,8 +75,9 @@ def ticket(
     """Find a subnetwork in random weights that classifies without a single weight being trained.
 
     The scores of the weights are trained and the best are kept (edge-popup); IteRand also draws part of the pruned
-    weights anew from time to time. With `-o` leaves a run folder; its `ticket.safetensors` holds, for edge-popup, only
-    a seed, one bit per weight and a hash.
+    weights anew from time to time, Gem-Miner freezes the worst step by step, and multicoated counts the best weights
+    twice or more. With `-o` leaves a run folder; its `ticket.safetensors` holds, except for IteRand, only a seed, one
+    bit per weight (and coat) and a hash.
 
     Example: `prunus ticket fc:64-64-64-10 --data digits --length 6ep --period 7 --rate 0.1 -o runs/ticket`
     """
@@ -133,6 +144,10 @@ def _arguments(found: dict[str, Any], search: SearchOptions, init: str | None, l
         redraw=search.redraw,
         score_init=search.score_init,
         biases=search.biases,
+        l1=search.l1,
+        restore=search.restore,
+        coats=search.coats,
+        coating=search.coating,
     )
     return chosen
 

@@ -1,8 +1,8 @@
 """How a cell's pruned network is made: the axis `method` of a study.
 
 A method is one way to get from a dense network to a pruned one, perhaps followed by a distillation: "prune",
-"reconstruct", "reconstruct+distil", "gradual", "imp", "iterand", "edge-popup", "shrink". `make` runs one; `METHODS`
-says what each needs, so that a grid leaves out combinations that do not exist and can say so.
+"reconstruct", "reconstruct+distil", "gradual", "imp", "iterand", "edge-popup", "gem-miner", "multicoated", "shrink".
+`make` runs one; `METHODS` says what each needs, so that a grid leaves out combinations that do not exist, and says so.
 """
 
 from __future__ import annotations
@@ -48,6 +48,10 @@ METHODS = {
     "imp": Method("train, prune, rewind, again", "magnitude", ("unstructured",)),
     "iterand": Method("a subnetwork of random weights, some redrawn on the way", "learned", ("unstructured",)),
     "edge-popup": Method("a subnetwork of random weights", "learned", ("unstructured",)),
+    "gem-miner": Method("a subnetwork of random weights, frozen step by step", "learned", ("unstructured",)),
+    "multicoated": Method(
+        "a subnetwork of random weights, the best counted more than once", "learned", ("unstructured",)
+    ),
     "shrink": Method("channels and neurons removed: a smaller ordinary network", "reconstruction", ("channels",)),
 }
 
@@ -112,6 +116,8 @@ def make(cell: Cell, dense: nn.Module, train: Any) -> Made:
         "imp": _imp,
         "iterand": _ticket,
         "edge-popup": _ticket,
+        "gem-miner": _ticket,
+        "multicoated": _ticket,
         "shrink": _shrink,
     }[first](cell, dense, train)
     if distilled:

@@ -1,4 +1,4 @@
-"""Training: the plain loop with resume, tickets (edge-popup, IteRand), iterative magnitude pruning, gradual pruning.
+"""Training: the plain loop with resume, tickets of random weights, iterative magnitude pruning, gradual pruning.
 
     history = prunus.training.fit(model, train, length="20ep", test=test)
     history[-1].test_accuracy

@@ -1,5 +1,7 @@
 """Edge-popup and IteRand (ledger I-2, I-4): frozen random weights, trained scores, masks from the scores.
 
+What Gem-Miner and multicoated masks do otherwise is in `supermasks.py`.
+
 The model's parameters hold the effective weights w * m, so the forward and backward passes are those of the plain
 model. The gradient that arrives there, dL/d(w m), gives that of the scores by the straight-through rule,
 dL/ds = dL/d(w m) * w, for pruned entries too; the optimizer then moves the scores alone.
@@ -27,10 +29,11 @@ from prunus.training.ramps import Ramp
 if TYPE_CHECKING:
     from prunus.training.loop import Run
 
-METHODS = ("edge-popup", "iterand")
+METHODS = ("edge-popup", "iterand", "gem-miner", "multicoated")
 RANKINGS = ("signed", "absolute")
 COUNTINGS = ("exact", "iterand", "hidden-networks")
 SCORE_INITS = ("kaiming", "narrow")
+COATINGS = ("uniform", "linear")
 REDRAWS = ("signed_constant", "kaiming_uniform", "kaiming_normal", "initial")
 
 
@@ -51,6 +54,13 @@ class TicketOptions:
         allocation: "uniform" (each layer the same sparsity), "erk", or "global" (one threshold over all scores).
         ramp: Sparsity over time.
         biases: Set to zero, as in the papers, unless "keep".
+        l1: Weight of the sum of Gem-Miner's scores beside the loss; that of their squares is half the configuration's
+            `weight_decay`.
+        restore: Gem-Miner leaves weights out by rounding beside those it froze: at the end they come back, for exactly
+            the sparsity asked for, unless False.
+        coats: How many masks "multicoated" adds up; one is edge-popup.
+        coating: Each coat keeps the same number fewer than the one below ("uniform"), or thresholds lie at equal steps
+            between the score that just stays and the largest ("linear").
 
     Example:
         >>> options = prunus.training.TicketOptions(weights="signed_constant", allocation="erk")
@@ -66,6 +76,11 @@ class TicketOptions:
     allocation: str = "uniform"
     ramp: Ramp = field(default_factory=lambda: Ramp("constant"))
     biases: str = "zero"
+    # Not in the repr, which runs that were started before these existed must agree on; `Popup.about` has them.
+    l1: float = field(default=0.0, repr=False)
+    restore: bool = field(default=True, repr=False)
+    coats: int = field(default=3, repr=False)
+    coating: str = field(default="uniform", repr=False)
 
     def __post_init__(self) -> None:
         for kind, name, known in (
@@ -75,11 +90,16 @@ class TicketOptions:
             ("allocation for tickets", self.allocation, ("uniform", "erk", "global")),
             ("treatment of biases", self.biases, ("zero", "keep")),
             ("distribution to redraw from", self.redraw or "initial", REDRAWS),
+            ("coating", self.coating, COATINGS),
         ):
             if name not in known:
                 raise UnknownName(kind, name, known)
         if self.allocation == "global" and self.counting == "iterand":
             raise BadInput("counting='iterand' is defined layer by layer: use it with allocation='uniform'.")
+        if isinstance(self.coats, bool) or not isinstance(self.coats, int) or not 1 <= self.coats <= 255:
+            raise BadInput(f"coats is {self.coats!r}; it counts masks that are added up and lies between 1 and 255.")
+        if isinstance(self.l1, bool) or not isinstance(self.l1, (int, float)) or not 0.0 <= self.l1 < math.inf:
+            raise BadInput(f"l1 is {self.l1!r}; it weighs the sum of the scores and must be 0 or a positive number.")
 
 
 def number_pruned(total: int, sparsity: float, counting: str = "exact") -> int:
@@ -133,12 +153,13 @@ class Popup(Callback):
         self.frozen = {name: weight.parameter.detach().clone() for name, weight in weights.items()}
         self.scores: dict[str, nn.Parameter] = {}
         self.masks: dict[str, Tensor] = {}
+        self.coats: dict[str, Tensor] = {}
         self.fans = {name: fans(weight.module, weight.parameter)[0] for name, weight in weights.items()}
         self.events = 0
         for name, weight in weights.items():
-            bound = math.sqrt((6.0 if options.score_init == "kaiming" else 1.0) / self.fans[name])
-            source = generator(seed, "scores", name)
-            start = torch.empty(weight.shape).uniform_(-bound, bound, generator=source)
+            start = torch.empty(weight.shape).uniform_(
+                *self.score_range(name), generator=generator(seed, "scores", name)
+            )
             self.scores[name] = nn.Parameter(start.to(weight.parameter))
         self.redraw = {name: options.redraw or redraw_of(w, self.fans[name]) for name, w in self.frozen.items()}
         if period is None:
@@ -149,6 +170,22 @@ class Popup(Callback):
     @property
     def sparsity(self) -> float:
         return Masks.adopt(self.masks).sparsity
+
+    def about(self) -> dict[str, Any]:
+        """The settings that a resumed search must share."""
+        return {"period": self.period, "rate": self.rate if self.period else None}
+
+    def found(self) -> dict[str, Any]:
+        """What the search has to tell at its end."""
+        return {"events": self.events}
+
+    def score_range(self, name: str) -> tuple[float, float]:
+        """Initial scores are uniform in it."""
+        bound = math.sqrt((6.0 if self.options.score_init == "kaiming" else 1.0) / self.fans[name])
+        return -bound, bound
+
+    def check_length(self, total: int) -> None:
+        """Refuse a search of `total` steps that is too short for the method."""
 
     def _check_levels(self) -> None:
         for name, level in self.levels.items():
@@ -182,23 +219,27 @@ class Popup(Callback):
         self.refresh(run.step + 1, run.total, run.per_epoch)
 
     def epoch_end(self, run: Run, record: Any) -> None:
-        for name, mask in self.masks.items():
+        self.require_filled(self.masks, run.step)
+
+    def require_filled(self, masks: Mapping[str, Tensor], step: int, remedy: str = "allocation='uniform'") -> None:
+        for name, mask in masks.items():
             if not bool(mask.any()):
-                raise RunFailed(
-                    f"The global threshold has emptied {name} at step {run.step}: use allocation='uniform', or a lower "
-                    "sparsity."
-                )
+                raise RunFailed(f"No weight of {name} is left at step {step}: use {remedy}, or a lower sparsity.")
+
+    def parts(self) -> dict[str, Mapping[str, Tensor]]:
+        """The tensors of a checkpoint."""
+        return {"score": self.scores, "weight": self.frozen, "pool": self.pools}
 
     def state_dict(self) -> dict[str, Any]:
         state: dict[str, Any] = {"events": self.events}
-        for kind, tensors in (("score", self.scores), ("weight", self.frozen), ("pool", self.pools)):
+        for kind, tensors in self.parts().items():
             state |= {f"{kind}/{name}": tensor for name, tensor in tensors.items()}
         return state
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.events = state["events"]
-        for kind, tensors in (("score", self.scores), ("weight", self.frozen), ("pool", self.pools)):
+        for kind, tensors in self.parts().items():
             for name, tensor in tensors.items():
                 tensor.copy_(state[f"{kind}/{name}"])
 
@@ -207,27 +248,30 @@ class Popup(Callback):
     @torch.no_grad()
     def refresh(self, step: int = 0, total: int = 1, per_epoch: int = 1) -> None:
         """Masks from the scores as they are, and the effective weights from the masks."""
-        options = self.options
-        share = options.ramp.share(step, total, per_epoch)
-        levels = {
-            name: min(options.ramp.start, level) + share * (level - min(options.ramp.start, level))
-            for name, level in self.levels.items()
-        }
-        if options.allocation == "global":
-            sizes = {name: weight.numel for name, weight in self.weights.items()}
-            count = whole(sum(levels[n] * size for n, size in sizes.items()) / sum(sizes.values()), sum(sizes.values()))
-            found = drop_smallest(
-                [s.detach() for s in self.scores.values()], count, absolute=options.ranking == "absolute"
-            )
-            self.masks = dict(zip(self.scores, found))
-        else:
-            self.masks = {
-                name: mask_of(scores.detach(), levels[name], options.ranking, options.counting)
-                for name, scores in self.scores.items()
-            }
+        self.masks = self.choose(step, total, per_epoch)
         for name, weight in self.weights.items():
-            frozen = self.frozen[name]  # where, not a product: a negative weight times zero would leave -0.0
-            torch.where(self.masks[name], frozen, frozen.new_zeros(()), out=weight.parameter.data)
+            value = self.value(name)  # where, not a product: a negative weight times zero would leave -0.0
+            torch.where(self.masks[name], value, value.new_zeros(()), out=weight.parameter.data)
+
+    def choose(self, step: int, total: int, per_epoch: int) -> dict[str, Tensor]:
+        """The masks at `step`."""
+        start, share = self.options.ramp.start, self.options.ramp.share(step, total, per_epoch)
+        return self.select(
+            {n: min(start, level) + share * (level - min(start, level)) for n, level in self.levels.items()}
+        )
+
+    def value(self, name: str) -> Tensor:
+        """What the weights that stay are in the forward pass."""
+        return self.frozen[name]
+
+    def select(self, levels: Mapping[str, float], keys: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
+        """True for the largest `keys`, the scores unless given, at these sparsities, by layer or over all."""
+        options, keys = self.options, keys or {name: scores.detach() for name, scores in self.scores.items()}
+        if options.allocation != "global":
+            return {name: mask_of(key, levels[name], options.ranking, options.counting) for name, key in keys.items()}
+        sizes = {name: weight.numel for name, weight in self.weights.items()}
+        count = whole(sum(levels[n] * size for n, size in sizes.items()) / sum(sizes.values()), sum(sizes.values()))
+        return dict(zip(keys, drop_smallest(list(keys.values()), count, absolute=options.ranking == "absolute")))
 
     @torch.no_grad()
     def rerandomise(self, step: int) -> None:

@@ -23,8 +23,9 @@ from prunus.training.batches import derive
 from prunus.training.checkpoints import read, write
 from prunus.training.history import History
 from prunus.training.loop import Run
-from prunus.training.popup import METHODS, Popup, TicketOptions
+from prunus.training.popup import METHODS, TicketOptions
 from prunus.training.settings import FitConfig
+from prunus.training.supermasks import searcher
 
 FORMAT = "ticket"
 _NORMS = (nn.modules.batchnorm._BatchNorm, nn.LayerNorm, nn.GroupNorm)
@@ -38,10 +39,11 @@ class Ticket:
         model: The model with zeros in place.
         masks: Its masks.
         history: The records of the search.
-        method: "edge-popup" or "iterand".
+        method: "edge-popup", "iterand", "gem-miner" or "multicoated".
         record: How it was found.
         weights: The distribution that the weights were drawn from, where they can be drawn again.
-        weights_seed: The seed of that draw: edge-popup with `TicketOptions(weights=...)`; else None.
+        weights_seed: The seed of that draw, with `TicketOptions(weights=...)`, except for IteRand; else None.
+        coats: For "multicoated" the factor of each weight, 0 where it is masked, else from 1 up; else empty.
 
     Example:
         >>> data = torch.utils.data.TensorDataset(torch.randn(16, 8), torch.arange(16) % 4)
@@ -59,21 +61,25 @@ class Ticket:
     record: dict[str, Any] = field(default_factory=dict)
     weights: str | None = None
     weights_seed: int | None = None
+    coats: dict[str, Tensor] = field(default_factory=dict)
 
     def save(self, path: str | Path, with_weights: bool | None = None) -> None:
         """One file. Without `with_weights` the masked weights are left out where a seed can bring them back.
 
         The seed's file holds one bit per masked weight, all that is not masked, and a hash of the weights: random
-        streams are not promised across torch versions, so loading verifies it.
+        streams are not promised across torch versions, so loading verifies it. Of several coats each is a mask of bits.
         """
         if with_weights is False and self.weights_seed is None:
             raise BadInput(
-                "This ticket's weights cannot be drawn again from a seed (that needs edge-popup and "
-                "TicketOptions(weights='signed_constant')): save it with its weights."
+                "This ticket's weights cannot be drawn again from a seed (that needs another "
+                "method than iterand, and TicketOptions(weights='signed_constant')): save it with its weights."
             )
         whole = self.weights_seed is None if with_weights is None else with_weights
         state = self.model.state_dict()
         tensors = {f"mask/{name}": pack_bits(mask) for name, mask in self.masks.items()}
+        most = max((int(count.max()) for count in self.coats.values()), default=1)
+        for coat in range(1, most):
+            tensors |= {f"coat/{coat}/{name}": pack_bits(count > coat) for name, count in self.coats.items()}
         tensors |= {f"state/{name}": value for name, value in state.items() if whole or name not in self.masks}
         record = {
             "method": self.method,
@@ -82,6 +88,7 @@ class Ticket:
             "weights": None if whole else self.weights,
             "weights_seed": None if whole else self.weights_seed,
             "weights_hash": digest({name: state[name] for name in self.masks}),
+            "coats": most if self.coats else 0,
             "shapes": {name: list(mask.shape) for name, mask in self.masks.items()},
         }
         write(Path(path), tensors, record, FORMAT)
@@ -102,12 +109,23 @@ class Ticket:
         cls, path: str | Path, tensors: Mapping[str, Tensor], record: Mapping[str, Any], model: nn.Module
     ) -> Ticket:
         copied = copy.deepcopy(model)
-        masks = Masks.adopt(
-            {n: unpack_bits(Path(path), n, tensors[f"mask/{n}"], shape) for n, shape in record["shapes"].items()}
-        )
+        bits: dict[str, list[Tensor]] = {
+            n: [
+                unpack_bits(Path(path), n, tensors[f"coat/{i}/{n}" if i else f"mask/{n}"], shape)
+                for i in range(max(1, record.get("coats", 0)))
+            ]
+            for n, shape in record["shapes"].items()
+        }
+        masks = Masks.adopt({n: coats[0] for n, coats in bits.items()})
         masks.parameters_of(copied)
+        coats = (
+            {n: torch.stack(each).sum(0, dtype=torch.uint8) for n, each in bits.items()} if record.get("coats") else {}
+        )
         if record["weights_seed"] is not None:
             initialise(copied, record["weights"], seed=record["weights_seed"])
+            with torch.no_grad():
+                for name, count in coats.items():
+                    copied.get_parameter(name).mul_(count)
         state = {name.removeprefix("state/"): value for name, value in tensors.items() if name.startswith("state/")}
         own = copied.state_dict()
         wrong = [n for n, value in state.items() if n not in own or own[n].shape != value.shape]
@@ -121,9 +139,8 @@ class Ticket:
                 "found in: use the version that wrote it, or a ticket saved with its weights."
             )
         history = History.from_dicts(record["history"])
-        return cls(
-            copied, masks, history, record["method"], record["record"], record["weights"], record["weights_seed"]
-        )
+        drawn = (record["weights"], record["weights_seed"])
+        return cls(copied, masks, history, record["method"], record["record"], *drawn, coats)
 
 
 def find_ticket(
@@ -148,9 +165,10 @@ def find_ticket(
     Args:
         model: Any module; it is not touched.
         data: A data set of (input, label) pairs.
-        method: "edge-popup" (Ramanujan et al. 2020) or "iterand" (Chijiwa et al. 2021).
+        method: "edge-popup" (Ramanujan et al. 2020), "iterand" (Chijiwa et al. 2021), "gem-miner" (Sreenivasan et al.
+            2022) or "multicoated" (Okoshi et al. 2022).
         sparsity: Fraction pruned, one for all layers or by layer ({layer: fraction}).
-        period: Steps after which "iterand" draws pruned weights anew.
+        period: Steps after which "iterand" draws pruned weights anew, and "gem-miner" freezes more of them.
         rate: The part of them that is drawn anew, each with this probability.
         length: How long to search, such as "20ep" or "5000it".
         test: A data set to measure on after every epoch.
@@ -185,26 +203,26 @@ def find_ticket(
         initialise(copied, options.weights, seed=weights_seed)
     weights, levels = _targets(copied, sparsity, options, exclude)
     wanted = freeze(copied, weights, options.biases)
-    popup = Popup(weights, levels, config.seed, options, period if method == "iterand" else None, rate)
+    popup = searcher(method, weights, levels, config.seed, options, period, rate)
     about = {
         "method": method,
         "sparsity": sparsity if isinstance(sparsity, (int, float)) else dict(sparsity),
-        "period": popup.period,
-        "rate": rate if popup.period else None,
+        **popup.about(),
         "options": repr(options),
         "layers": sorted(weights),
     }
     scores = list(popup.scores.values())
-    history = Run(copied, data, length, config, test=test, parameters=scores, callbacks=[popup], about=about).train()
+    run = Run(copied, data, length, config, test=test, parameters=scores, callbacks=[popup], about=about)
+    popup.check_length(run.total)
+    history = run.train()
     for name, parameter in copied.named_parameters():
         parameter.requires_grad_(wanted[name])
         parameter.grad = None
-    again = method == "edge-popup" and options.weights is not None
-    record = {**about, "length": str(Duration.parse(length)), "events": popup.events, "config": config.record()}
+    record = {**about, "length": str(Duration.parse(length)), **popup.found(), "config": config.record()}
     masks = Masks.adopt(popup.masks, {"from": method, "sparsity": about["sparsity"]})
-    return Ticket(
-        copied, masks, history, method, record, options.weights if again else None, weights_seed if again else None
-    )
+    drawn = weights_seed if options.weights is not None and method != "iterand" else None
+    law = options.weights if drawn is not None else None
+    return Ticket(copied, masks, history, method, record, law, drawn, dict(popup.coats))
 
 
 def freeze(model: nn.Module, weights: Mapping[str, Weight], biases: str = "zero") -> dict[str, bool]:
@@ -229,13 +247,11 @@ def freeze(model: nn.Module, weights: Mapping[str, Weight], biases: str = "zero"
 
 
 def _check_events(method: str, period: int, rate: float) -> None:
-    if method == "iterand":
-        if isinstance(period, bool) or not isinstance(period, int) or period < 1:
-            raise BadInput(f"period is {period!r}; it counts steps between two redraws and must be at least 1.")
-        if not 0.0 <= rate <= 1.0:
-            raise BadInput(
-                f"rate is {rate!r}; it is the part of the pruned weights that is redrawn and lies in [0, 1]."
-            )
+    what = {"iterand": "redraws", "gem-miner": "freezes"}.get(method)
+    if what and (isinstance(period, bool) or not isinstance(period, int) or period < 1):
+        raise BadInput(f"period is {period!r}; it counts steps between two {what} and must be at least 1.")
+    if method == "iterand" and not 0.0 <= rate <= 1.0:
+        raise BadInput(f"rate is {rate!r}; it is the part of the pruned weights that is redrawn and lies in [0, 1].")
 
 
 def _targets(
