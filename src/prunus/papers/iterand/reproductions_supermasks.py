@@ -33,13 +33,13 @@ FREEZES = 30
     "ticket-supermasks",
     "Four ways to find a ticket at equal budget, on digits",
     "Ramanujan et al. 2020; Chijiwa et al. 2021; Sreenivasan et al. 2022; Okoshi et al. 2022: none has these settings",
-    minutes=4.0,
+    minutes=2.0,
 )
 def supermasks(
     seed: int = 0,
     seeds: int = 2,
     rates: Sequence[float] = (0.1, 0.3, 1.0),
-    epochs: int = 50,
+    epochs: int = 30,
     networks: Sequence[tuple[str, float]] = (("64-16-16-10", 0.5), ("64-64-64-10", 0.9)),
 ) -> Iterator[dict[str, Any]]:
     """Same weights, steps and batches for all; each method takes the rate that is best on samples held out.
