@@ -16,6 +16,7 @@ from prunus.adapters import as_batch
 from prunus.errors import BadInput
 from prunus.layers import prunable_weights
 from prunus.recovery import ReconstructOptions, _reconstruct
+from prunus.recovery._moments import trace
 from prunus.recovery._units import divide
 
 
@@ -427,3 +428,29 @@ def test_inputs_that_change_in_place_later_are_seen_as_the_layer_saw_them() -> N
     one, two = (prunus.reconstruct(each, 0.5, data, pattern="unstructured") for each in (model, plain))
     assert all(torch.equal(one[name], two[name]) for name in two)
     torch.testing.assert_close(model(data), plain(data))
+
+
+class Cubic(nn.Module):
+    """A residual block whose activation adds a function of a layer's output to that output."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(16, 32), nn.Linear(32, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.first(x)
+        return x + self.second(torch.tanh(hidden + 0.05 * hidden.pow(3)))
+
+
+def test_only_sums_with_something_else_are_residual_connections() -> None:
+    torch.manual_seed(0)
+    model, data = nn.Sequential(Cubic(), Cubic()).eval(), torch.randn(64, 16)
+    stages = trace(model, prunable_weights(model), as_batch(data))
+    assert {stage.names[0]: stage.summed for stage in stages} == {
+        "0.first.weight": False,
+        "0.second.weight": True,
+        "1.first.weight": False,
+        "1.second.weight": True,
+    }
+    prunus.reconstruct(model, 0.5, data, pattern="unstructured")
+    assert bool(torch.isfinite(model(data)).all())

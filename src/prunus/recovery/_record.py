@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from prunus._torch import TorchDispatchMode
+from prunus._torch import TorchDispatchMode, pytree
 from prunus.layers import CONV1D, Weight
 
 _aten = torch.ops.aten
@@ -70,7 +70,8 @@ def plain_layers(model: nn.Module) -> Iterator[None]:
 class Recorder(TorchDispatchMode):
     """Calls `see` with every `Use` of the given weights, and `normed` with the input and the mean of every batch norm.
 
-    `summed` is called with both tensors of every sum of two tensors of one shape, as residual connections make them.
+    `summed` is called with both tensors of a sum of two tensors of one shape, as residual connections make them: first
+    one that nothing else was computed from (inside an activation such as x + x^3 it would be the other way).
     `keep`, a boolean (samples, positions), leaves out padded positions of sequences. Where `blank` says so, a product
     of the given weights is not computed: what it gives has the right shape and no meaning.
     """
@@ -89,6 +90,7 @@ class Recorder(TorchDispatchMode):
         for weight in weights:
             self.weights.setdefault(storage(weight.parameter), []).append(weight)
         self.see, self.normed, self.keep, self.summed, self.blank = see, normed, keep, summed, blank
+        self.read: set[int] = set()  # storages that something was computed from
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
@@ -100,6 +102,7 @@ class Recorder(TorchDispatchMode):
                 output = inputs.new_empty(len(inputs), matrix.shape[1])
             else:
                 output = func(*args, **(kwargs or {}))
+            self.read.discard(storage(output))
             if weight is not None:
                 self.see(_product(weight, inputs, matrix, output, self.keep))
             return output
@@ -110,9 +113,16 @@ class Recorder(TorchDispatchMode):
                 self.see(_convolution(weight, output, *args))
         elif func is _SUM and self.summed is not None and not kwargs and isinstance(args[1], Tensor):
             if args[0].shape == args[1].shape:
-                self.summed(args[0], args[1])
+                for own, other in ((args[0], args[1]), (args[1], args[0])):
+                    if storage(own) not in self.read:
+                        self.summed(own, other)
         elif func in _NORMS and self.normed is not None and isinstance(args[3], Tensor):
             self.normed(args[0], args[3])
+        if self.summed is not None:
+            made = {storage(each) for each in pytree.tree_leaves(output) if isinstance(each, Tensor)}
+            given = {storage(each) for each in pytree.tree_leaves((args, kwargs)) if isinstance(each, Tensor)}
+            self.read |= given - made  # a view computes nothing
+            self.read -= made - given  # memory may be used again
         return output
 
     def _weight(self, tensor: Tensor) -> Weight | None:
@@ -133,14 +143,13 @@ def _product(weight: Weight, inputs: Tensor, matrix: Tensor, output: Tensor, kee
 
 
 def added_to(use: Use, first: Tensor, second: Tensor) -> Tensor | None:
-    """What a sum adds to the output of `use` (places, rows), if it is a sum of that output as the weight left it."""
+    """What a sum adds to the output of `use` (places, rows), if `first` is that output as the weight left it."""
     made = use.output
     if made.dim() != 2 or not made.is_contiguous():
         return None
-    for own, other in ((first, second), (second, first)):
-        here = own.data_ptr() == made.data_ptr() and own.is_contiguous() and own._version == use.version
-        if here and own.numel() == made.numel() and own.shape[-1] == made.shape[1]:
-            return other.reshape(made.shape)
+    here = first.data_ptr() == made.data_ptr() and first.is_contiguous() and first._version == use.version
+    if here and first.numel() == made.numel() and first.shape[-1] == made.shape[1]:
+        return second.reshape(made.shape)
     return None
 
 
