@@ -54,7 +54,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for number in range(6):
             pixels = torch.randint(255, (4, 4, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(number))
             image.fromarray(pixels.numpy()).save(folder / "icons" / label / f"{number}.png")
-    (folder / "own_network.py").write_text(OWN)
+    (folder / "icon_network.py").write_text(OWN)
     return folder
 
 
@@ -122,8 +122,8 @@ def test_proofs_and_kernels_read_own_pictures(
 ) -> None:
     monkeypatch.chdir(place)
     capsys.readouterr()
-    assert run([words[0], "own_network:network", "--data", "icons", *words[1:], "--json"]) == 0, capsys.readouterr().err
-    assert json.loads(capsys.readouterr().out)["model"] == "own_network:network"
+    assert run([words[0], "icon_network:network", "--data", "icons", *words[1:], "--json"]) == 0, capsys.readouterr().err
+    assert json.loads(capsys.readouterr().out)["model"] == "icon_network:network"
 
 
 @pytest.mark.parametrize("command", ["certify", "plan", "equivalent", "tangent"])
