@@ -122,7 +122,9 @@ def test_proofs_and_kernels_read_own_pictures(
 ) -> None:
     monkeypatch.chdir(place)
     capsys.readouterr()
-    assert run([words[0], "icon_network:network", "--data", "icons", *words[1:], "--json"]) == 0, capsys.readouterr().err
+    assert run([words[0], "icon_network:network", "--data", "icons", *words[1:], "--json"]) == 0, (
+        capsys.readouterr().err
+    )
     assert json.loads(capsys.readouterr().out)["model"] == "icon_network:network"
 
 
