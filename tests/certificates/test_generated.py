@@ -203,7 +203,7 @@ def test_generated_modules_keep_their_bounds() -> None:
     """20,000 pairs in full: modules are read once, and their weights drawn again and again."""
     wanted, pairs, refused, modules, top = scale(200, full=20_000), 0, 0, 0, 0.0
     while pairs < wanted:
-        found = checked(modules, DRAWS if PROVING else 20)
+        found = checked(modules, DRAWS)
         modules += 1
         if found is None:
             refused += 1

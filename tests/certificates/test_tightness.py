@@ -16,7 +16,7 @@ from torch.utils.data import TensorDataset
 import prunus
 from prunus.certificates import AttackSettings, CertifyOptions
 from prunus.training import FitConfig, accuracy, fit
-from support import PROVING, scale
+from support import PROVING, only_when_proving, scale
 
 HIDDEN = ("layers.0*", "layers.3*")
 LIMITS = {0.1: 30.0, 0.5: 12.0, 0.9: 6.0}
@@ -150,6 +150,7 @@ def resnet20_row(model: nn.Module, test: TensorDataset, images: Tensor, sparsity
 
 @pytest.mark.prove
 @pytest.mark.data
+@only_when_proving
 def test_resnet20_is_certified_in_time(data_folder):
     """Bounds, what is attained, and whether they say anything; the relaxation has 15 minutes in full mode."""
     model, test = resnet20(data_folder)
