@@ -454,3 +454,25 @@ def test_only_sums_with_something_else_are_residual_connections() -> None:
     }
     prunus.reconstruct(model, 0.5, data, pattern="unstructured")
     assert bool(torch.isfinite(model(data)).all())
+
+
+class Spreading(nn.Module):
+    """A residual block with a sparse matrix inside, as networks on graphs have it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(16, 16), nn.Linear(16, 16)
+        self.register_buffer("neighbours", torch.eye(16).to_sparse())
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = torch.relu(self.first(x))
+        return x + self.second(torch.sparse.mm(self.neighbours, hidden.T).T.contiguous())
+
+
+def test_sparse_matrices_inside_a_model_do_no_harm() -> None:
+    torch.manual_seed(0)
+    model, data = nn.Sequential(Spreading(), Spreading()).eval(), torch.randn(64, 16)
+    before = model(data)
+    masks = prunus.reconstruct(model, 0.5, data, pattern="unstructured")
+    assert masks.sparsity == 0.5
+    assert float((model(data) - before).norm() / before.norm()) < 0.2

@@ -112,15 +112,14 @@ class Recorder(TorchDispatchMode):
             if weight is not None:
                 self.see(_convolution(weight, output, *args))
         elif func is _SUM and self.summed is not None and not kwargs and isinstance(args[1], Tensor):
-            if args[0].shape == args[1].shape:
+            if args[0].shape == args[1].shape and args[0].layout is args[1].layout is torch.strided:
                 for own, other in ((args[0], args[1]), (args[1], args[0])):
                     if storage(own) not in self.read:
                         self.summed(own, other)
         elif func in _NORMS and self.normed is not None and isinstance(args[3], Tensor):
             self.normed(args[0], args[3])
         if self.summed is not None:
-            made = {storage(each) for each in pytree.tree_leaves(output) if isinstance(each, Tensor)}
-            given = {storage(each) for each in pytree.tree_leaves((args, kwargs)) if isinstance(each, Tensor)}
+            made, given = _storages(output), _storages((args, kwargs))
             self.read |= given - made  # a view computes nothing
             self.read -= made - given  # memory may be used again
         return output
@@ -131,6 +130,12 @@ class Recorder(TorchDispatchMode):
             if begin <= tensor.storage_offset() < begin + weight.numel:
                 return weight
         return None
+
+
+def _storages(value: Any) -> set[int]:
+    """The memory behind all tensors inside; sparse ones have none of this kind."""
+    leaves = pytree.tree_leaves(value)
+    return {storage(each) for each in leaves if isinstance(each, Tensor) and each.layout is torch.strided}
 
 
 def _product(weight: Weight, inputs: Tensor, matrix: Tensor, output: Tensor, keep: Tensor | None) -> Use:
