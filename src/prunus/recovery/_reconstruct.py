@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from prunus.adapters import Batch, batches, check_finite
 from prunus.contract import Allocation, Masks, Pattern
 from prunus.errors import BadInput, PrunusWarning
+from prunus.graph import unwrapped
 from prunus.layers import EMBEDDING, Weight, all_weights
 from prunus.pruning import allocations, find_masks, patterns
 from prunus.recovery._damage import Damage, around, damage, steps
@@ -81,7 +82,7 @@ def reconstruct(
         True
     """
     options = options or ReconstructOptions()
-    inner = _unwrapped(model)
+    inner = unwrapped(model)
     calibration = calibrate_on(data, samples, options.batch_size, seed)
     shape = patterns.parse(pattern)
     exclude = (exclude,) if isinstance(exclude, str) else tuple(exclude)
@@ -147,20 +148,9 @@ def _head(batch: Batch, count: int) -> Batch:
     return Batch(tuple(map(cut, batch.args)), {k: cut(v) for k, v in batch.kwargs.items()}, None, count)
 
 
-def _unwrapped(model: nn.Module) -> nn.Module:
-    """The module inside `torch.compile` and data-parallel wrappers."""
-    while True:
-        inner = getattr(model, "_orig_mod", None)
-        if inner is None and isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
-            inner = model.module
-        if not isinstance(inner, nn.Module):
-            return model
-        model = inner
-
-
 def _require_finite(model: nn.Module) -> None:
     for name, value in model.state_dict().items():
-        if value.is_floating_point() and not bool(torch.isfinite(value).all()):
+        if value.is_floating_point() and value.layout is torch.strided and not bool(torch.isfinite(value).all()):
             raise BadInput(f"The reconstruction of {name!r} is not finite: give more samples, or a larger damping.")
 
 
@@ -263,7 +253,7 @@ def measure_damage(
     options, shape = options or ReconstructOptions(), patterns.parse(pattern)
     if not grid or list(grid) != sorted(set(grid)) or not 0 <= grid[0] <= grid[-1] < 1:
         raise BadInput(f"grid is {grid!r}; give growing sparsities in [0, 1).")
-    inner = _unwrapped(model)
+    inner = unwrapped(model)
     found = find_masks(inner, 0.0, exclude=exclude)
     choices = steps(shape) if isinstance(shape, patterns.NM) else {float(s): shape for s in grid}
     return _measure(inner, found, choices, calibrate_on(data, samples, options.batch_size, seed), options)
