@@ -149,8 +149,8 @@ inline void permute_group(const Packed &p, int64_t group, const uint8_t *tables,
 }
 
 template <typename T>
-void permute_samples(const Packed &p, int64_t group, const uint8_t *tables, int64_t table_stride, int samples,
-                     float *out) {
+void permute_samples(const Packed &p, int64_t group, const float *, int64_t, const uint8_t *tables,
+                     int64_t table_stride, int samples, float *out) {
     for (int n = 0; n < samples; ++n, tables += table_stride, out += lanes) {
         switch (p.bank) {
             case 16: permute_group<1, T>(p, group, tables, out); break;
@@ -160,39 +160,13 @@ void permute_samples(const Packed &p, int64_t group, const uint8_t *tables, int6
     }
 }
 
-void permute_kernel(const Packed &p, int64_t group, const float *, int64_t, const uint8_t *tables, int64_t table_stride,
-                    int samples, float *out) {
-    switch (p.kind) {
-        case Values::f32: return permute_samples<float>(p, group, tables, table_stride, samples, out);
-        case Values::bf16: return permute_samples<uint16_t>(p, group, tables, table_stride, samples, out);
-        case Values::i8: return permute_samples<int8_t>(p, group, tables, table_stride, samples, out);
-    }
-}
+#include "level.h"
 
 }  // namespace
 
 const Level &avx2_level() {
-    static constexpr Level level = {
-        .name = "avx2",
-        .width = W,
-        .max_vectors = max_vectors,
-        .permute_up_to = 3,
-        .permute_bank = 64,
-        .tile = tile_kernel,
-        .decode = decode_offsets<uint16_t>,
-        .decode_wide = decode_offsets<uint32_t>,
-        .values = decode_values,
-        .table_bytes = 128,
-        .prepare = prepare_tables,
-        .permute = permute_kernel,
-        .to_tile = to_tile,
-        .from_tile = from_tile,
-        .finish = finish_tile,
-        .copy = copy_floats,
-        .window = copy_window,
-        .read = read_floats,
-        .multiply = multiply_adds,
-    };
+    static constexpr Level level =
+        level_of("avx2", {.up_to = 3, .bank = 64, .table_bytes = 128, .prepare = prepare_tables});
     return level;
 }
 

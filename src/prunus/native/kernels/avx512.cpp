@@ -1,13 +1,7 @@
 // Kernels for processors with AVX-512 (F, BW, DQ, VL). The same file is compiled against SIMDe by the tests, so that it
 // is proven on machines that do not have these instructions.
-#ifdef PRUNUS_EMULATE_AVX512
-#define SIMDE_ENABLE_NATIVE_ALIASES
-#include <simde/x86/avx512.h>
-#else
-#include <immintrin.h>
-#endif
-
 #include "format.h"
+#include "intrinsics.h"
 
 namespace prunus {
 namespace kernels {
@@ -144,7 +138,8 @@ inline void permute_group(const Packed &p, int64_t group, const float *x, int64_
 }
 
 template <typename T>
-inline void permute_samples(const Packed &p, int64_t group, const float *x, int64_t ldx, int samples, float *out) {
+inline void permute_samples(const Packed &p, int64_t group, const float *x, int64_t ldx, const uint8_t *, int64_t,
+                            int samples, float *out) {
     int n = 0;
     for (; n + 6 <= samples; n += 6) permute_group<6, 1, T>(p, group, x + n * ldx, ldx, out + n * lanes);
     for (; n + 4 <= samples; n += 4) permute_group<4, 2, T>(p, group, x + n * ldx, ldx, out + n * lanes);
@@ -152,39 +147,12 @@ inline void permute_samples(const Packed &p, int64_t group, const float *x, int6
     for (; n < samples; ++n) permute_group<1, 8, T>(p, group, x + n * ldx, ldx, out + n * lanes);
 }
 
-void permute_kernel(const Packed &p, int64_t group, const float *x, int64_t ldx, const uint8_t *, int64_t, int samples,
-                    float *out) {
-    switch (p.kind) {
-        case Values::f32: return permute_samples<float>(p, group, x, ldx, samples, out);
-        case Values::bf16: return permute_samples<uint16_t>(p, group, x, ldx, samples, out);
-        case Values::i8: return permute_samples<int8_t>(p, group, x, ldx, samples, out);
-    }
-}
+#include "level.h"
 
 }  // namespace
 
 const Level &avx512_level() {
-    static constexpr Level level = {
-        .name = "avx512",
-        .width = W,
-        .max_vectors = max_vectors,
-        .permute_up_to = 31,
-        .permute_bank = 16,
-        .tile = tile_kernel,
-        .decode = decode_offsets<uint16_t>,
-        .decode_wide = decode_offsets<uint32_t>,
-        .values = decode_values,
-        .table_bytes = 0,
-        .prepare = nullptr,
-        .permute = permute_kernel,
-        .to_tile = to_tile,
-        .from_tile = from_tile,
-        .finish = finish_tile,
-        .copy = copy_floats,
-        .window = copy_window,
-        .read = read_floats,
-        .multiply = multiply_adds,
-    };
+    static constexpr Level level = level_of("avx512", {.up_to = 31, .bank = 16});
     return level;
 }
 

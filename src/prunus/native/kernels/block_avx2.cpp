@@ -19,11 +19,7 @@ inline __m256 smaller(__m256 a, __m256 b) { return _mm256_min_ps(a, b); }
 
 }  // namespace
 
-const BlockLevel &avx2_blocks() {
-    static constexpr BlockLevel level = {
-        .attend = attend_head, .activate = activate, .normalise = normalise, .lstm = lstm_cell, .gru = gru_cell};
-    return level;
-}
+const BlockLevel &avx2_blocks() { return block_level; }
 
 }  // namespace kernels
 }  // namespace prunus

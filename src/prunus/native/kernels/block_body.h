@@ -141,19 +141,26 @@ inline float soften(float *scores, int64_t seen, int64_t padded) {
     return 1.0f / total(sum);
 }
 
+// sum[i] += sum over k of left[i][k] * right[k]: R rows by two registers of columns.
+template <int R>
+inline void products(const float *left, int64_t left_row, const float *right, int64_t right_row, int64_t count,
+                     vec (&sum)[R][2]) {
+    for (int64_t k = 0; k < count; ++k, right += right_row) {
+        const vec a = load(right), b = load(right + W);
+#pragma GCC unroll 4
+        for (int i = 0; i < R; ++i) {
+            const vec value = all(left[i * left_row + k]);
+            sum[i][0] = multiply_add(value, a, sum[i][0]), sum[i][1] = multiply_add(value, b, sum[i][1]);
+        }
+    }
+}
+
 // Scores of R queries against all keys, from keys that stand column by column.
 template <int R>
 inline void score(const float *q, int64_t size, const float *columns, int64_t padded, float scaling, float *scores) {
     for (int64_t j = 0; j < padded; j += 2 * W) {
         vec sum[R][2] = {};
-        for (int64_t c = 0; c < size; ++c) {
-            const vec a = load(columns + c * padded + j), b = load(columns + c * padded + j + W);
-#pragma GCC unroll 4
-            for (int i = 0; i < R; ++i) {
-                const vec value = all(q[i * size + c]);
-                sum[i][0] = multiply_add(value, a, sum[i][0]), sum[i][1] = multiply_add(value, b, sum[i][1]);
-            }
-        }
+        products(q, size, columns + j, padded, size, sum);
 #pragma GCC unroll 4
         for (int i = 0; i < R; ++i)
             store(scores + i * padded + j, sum[i][0] * scaling),
@@ -176,14 +183,7 @@ inline void weigh(const float *scores, const float *inverse, int64_t padded, int
                   int64_t size, float *out, int64_t ldo) {
     for (int64_t c = 0; c < size; c += 2 * W) {
         vec sum[R][2] = {};
-        for (int64_t j = 0; j < seen; ++j) {
-            const vec a = load(v + j * wide + c), b = load(v + j * wide + c + W);
-#pragma GCC unroll 4
-            for (int i = 0; i < R; ++i) {
-                const vec value = all(scores[i * padded + j]);
-                sum[i][0] = multiply_add(value, a, sum[i][0]), sum[i][1] = multiply_add(value, b, sum[i][1]);
-            }
-        }
+        products(scores, padded, v + c, wide, seen, sum);
 #pragma GCC unroll 4
         for (int i = 0; i < R; ++i) {
             store_some(out + i * ldo + c, sum[i][0] * inverse[i], std::min(W, size - c));
@@ -259,3 +259,7 @@ void gru_cell(const Cell &cell) {
         store_some(cell.h + i, fresh + update * (load_some(cell.h + i, n) - fresh), n);
     });
 }
+
+// The table of this instruction set.
+constexpr BlockLevel block_level = {
+    .attend = attend_head, .activate = activate, .normalise = normalise, .lstm = lstm_cell, .gru = gru_cell};

@@ -28,11 +28,7 @@ inline vec smaller(vec a, vec b) { return a < b ? a : b; }
 
 }  // namespace
 
-const BlockLevel &neon_blocks() {
-    static constexpr BlockLevel level = {
-        .attend = attend_head, .activate = activate, .normalise = normalise, .lstm = lstm_cell, .gru = gru_cell};
-    return level;
-}
+const BlockLevel &neon_blocks() { return block_level; }
 
 }  // namespace kernels
 }  // namespace prunus

@@ -18,11 +18,7 @@ inline vec smaller(vec a, vec b) { return a < b ? a : b; }
 
 }  // namespace
 
-const BlockLevel &portable_blocks() {
-    static constexpr BlockLevel level = {
-        .attend = attend_head, .activate = activate, .normalise = normalise, .lstm = lstm_cell, .gru = gru_cell};
-    return level;
-}
+const BlockLevel &portable_blocks() { return block_level; }
 
 }  // namespace kernels
 }  // namespace prunus

@@ -26,7 +26,6 @@ constexpr int64_t window_bytes = 20 << 10;  // and copied to a window
 // Kept weights for each column from which a window pays: beside planes that would have to be made, and beside an image
 // that could be read in place.
 constexpr double uses_of_window = 2.5, uses_beside_image = 4.5;
-constexpr int64_t work_per_thread = 100000;
 
 int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -327,7 +326,7 @@ int64_t ConvJob::flat_runs(int64_t start, int64_t first, int64_t last, Run *runs
 }
 
 void ConvJob::image(const float *x, const float *other, float *y, int threads) const {
-    threads = int(std::max<int64_t>(1, std::min<int64_t>(threads, work() / work_per_thread)));
+    threads = useful_threads(threads, work(), float_work);
     clear_border(c_.out, p_.rows, g_.out_h, g_.out_w, y);
     if (!g_.in_place) {  // the planes stay in the second-level cache
         const int64_t bytes = g_.phases_y * g_.phases_x * g_.channels * g_.plane * int64_t(sizeof(float));
@@ -359,11 +358,7 @@ void conv(const Level &level, const Packed &p, Places &places, const Conv &c, co
         job.image(x + n * job.in_size(), f.other ? f.other + n * job.other_size() : nullptr, y + n * job.out_size(),
                   inside);
     };
-    const int useful = int(std::max<int64_t>(1, std::min<int64_t>(threads, job.work() * c.batch / work_per_thread)));
-    if (c.batch >= 2 * useful)  // an image is a task
-        parallel(useful, c.batch, [&](int64_t n) { run(n, 1); });
-    else
-        for (int64_t n = 0; n < c.batch; ++n) run(n, useful);
+    parallel_images(useful_threads(threads, job.work() * c.batch, float_work), c.batch, run);
 }
 
 }  // namespace kernels

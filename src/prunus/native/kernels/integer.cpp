@@ -13,7 +13,6 @@ namespace {
 
 constexpr size_t alignment = 64;
 constexpr int64_t inputs_at_hand = 16 << 10;  // quantised inputs that stay in the first-level cache beside the weights
-constexpr int64_t work_per_thread = 400000;   // multiply-adds below which a second thread costs more than it brings
 constexpr int64_t task_work = 1 << 16;        // floats to quantise in one task
 
 // What sixteen rows keep in one bank of 16 columns.
@@ -162,7 +161,7 @@ void multiply_tokens(const IntegerLevel &level, const IntegerMatrix &m, const Qu
                      float *y, int64_t ldy, const float *bias, bool relu, int threads) {
     const int64_t groups = int64_t(m.groups.size()), pitch = inputs.pitch;
     if (tokens == 0 || groups == 0) return;
-    const int useful = int(std::max<int64_t>(1, std::min<int64_t>(threads, m.count * 64 * tokens / work_per_thread)));
+    const int useful = useful_threads(threads, m.count * 64 * tokens, integer_work);
     // Tokens are cut so that their inputs stay in the first-level cache while all rows read them.
     const int64_t block = std::max<int64_t>(4, inputs_at_hand / std::max<int64_t>(1, pitch) / 4 * 4);
     const int64_t blocks = (tokens + block - 1) / block;

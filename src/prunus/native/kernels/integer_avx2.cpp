@@ -15,15 +15,12 @@ inline __m256i dot(__m256i sum, __m256i inputs, __m256i weights) {
 }
 
 #include "integer_body.h"
+#include "integer_level.h"
 
 }  // namespace
 
 const IntegerLevel &avx2_integers() {
-    static constexpr IntegerLevel level = {.name = "avx2",
-                                           .measure = measure,
-                                           .to_bytes = to_bytes,
-                                           .planes_to_bytes = planes_to_bytes,
-                                           .multiply = multiply};
+    static constexpr IntegerLevel level = integer_level("avx2");
     return level;
 }
 

@@ -42,14 +42,12 @@ void add_up(const IntegerTask &t, const uint8_t *x, int32_t (&sum)[lanes]) {
 
 void multiply(const IntegerTask &t) { multiply_tokens_with(t, add_up); }
 
+#include "integer_level.h"
+
 }  // namespace
 
 const IntegerLevel &portable_integers() {
-    static constexpr IntegerLevel level = {.name = "portable",
-                                           .measure = measure,
-                                           .to_bytes = to_bytes,
-                                           .planes_to_bytes = planes_to_bytes,
-                                           .multiply = multiply};
+    static constexpr IntegerLevel level = integer_level("portable");
     return level;
 }
 

@@ -12,7 +12,6 @@ namespace prunus {
 namespace kernels {
 namespace {
 
-constexpr int64_t work_per_thread = 400000;
 constexpr int64_t inputs_at_hand = 16 << 10;  // bytes that the pixels of one task read
 constexpr int64_t outputs_at_hand = 64 << 10;
 constexpr int64_t spare = 64;  // bytes behind each piece of memory that may be written or read
@@ -337,7 +336,7 @@ void IntegerProgram::convolve(Image &image, int value, int threads) const {
     const Layer &layer = layers_[size_t(value)];
     const Bytes &b = bytes_[size_t(layer.bytes)];
     const int64_t work = layer.matrix->count * 64 * v.height * v.width;
-    threads = int(std::max<int64_t>(1, std::min<int64_t>(threads, work / work_per_thread)));
+    threads = useful_threads(threads, work, integer_work);
     const int64_t inputs = layer.gathered ? v.width * layer.token : layer.c.stride_y * b.line;
     const int64_t outputs = v.width * v.channels * int64_t(sizeof(float));
     int64_t together = std::max<int64_t>(
@@ -380,11 +379,8 @@ void IntegerProgram::image(int64_t n, const std::vector<float *> &tensors, int t
 
 void IntegerProgram::run(int64_t batch, const std::vector<float *> &tensors, int threads) const {
     if (tensors.size() != sizes_.size()) throw std::invalid_argument("a tensor is missing");
-    const int useful = int(std::max<int64_t>(1, std::min<int64_t>(threads, work_ * batch / work_per_thread)));
-    if (batch >= 2 * useful)  // an image is a task
-        parallel(useful, batch, [&](int64_t n) { image(n, tensors, 1); });
-    else
-        for (int64_t n = 0; n < batch; ++n) image(n, tensors, useful);
+    parallel_images(useful_threads(threads, work_ * batch, integer_work), batch,
+                    [&](int64_t n, int inside) { image(n, tensors, inside); });
 }
 
 }  // namespace kernels

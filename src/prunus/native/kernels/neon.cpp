@@ -89,7 +89,8 @@ inline vec value_at(const int8_t *p) {
 // A bank of sixteen floats is 64 bytes, which is what one `tbl` over four registers reads. The four bytes of a float
 // stand at four times its index and after it.
 template <typename T>
-inline void permute_samples(const Packed &p, int64_t group, const float *x, int64_t ldx, int samples, float *out) {
+inline void permute_samples(const Packed &p, int64_t group, const float *x, int64_t ldx, const uint8_t *, int64_t,
+                            int samples, float *out) {
     const T *values = static_cast<const T *>(p.values) + p.slot_start[group] * lanes;
     const uint8_t *index = p.index + p.packet_start[group] * lanes;
     const int32_t *schedule = p.schedule + p.schedule_start[group];
@@ -114,39 +115,12 @@ inline void permute_samples(const Packed &p, int64_t group, const float *x, int6
     }
 }
 
-void permute_kernel(const Packed &p, int64_t group, const float *x, int64_t ldx, const uint8_t *, int64_t, int samples,
-                    float *out) {
-    switch (p.kind) {
-        case Values::f32: return permute_samples<float>(p, group, x, ldx, samples, out);
-        case Values::bf16: return permute_samples<uint16_t>(p, group, x, ldx, samples, out);
-        case Values::i8: return permute_samples<int8_t>(p, group, x, ldx, samples, out);
-    }
-}
+#include "level.h"
 
 }  // namespace
 
 const Level &neon_level() {
-    static constexpr Level level = {
-        .name = "neon",
-        .width = W,
-        .max_vectors = max_vectors,
-        .permute_up_to = 3,
-        .permute_bank = 16,
-        .tile = tile_kernel,
-        .decode = decode_offsets<uint16_t>,
-        .decode_wide = decode_offsets<uint32_t>,
-        .values = decode_values,
-        .table_bytes = 0,
-        .prepare = nullptr,
-        .permute = permute_kernel,
-        .to_tile = to_tile,
-        .from_tile = from_tile,
-        .finish = finish_tile,
-        .copy = copy_floats,
-        .window = copy_window,
-        .read = read_floats,
-        .multiply = multiply_adds,
-    };
+    static constexpr Level level = level_of("neon", {.up_to = 3, .bank = 16});
     return level;
 }
 

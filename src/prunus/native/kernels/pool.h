@@ -3,6 +3,7 @@
 // sleep.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 namespace prunus {
@@ -17,6 +18,21 @@ void parallel(int threads, int64_t tasks, const F &body) {
     run_tasks(
         threads, tasks, [](void *context, int64_t index) { (*static_cast<const F *>(context))(index); },
         const_cast<void *>(static_cast<const void *>(&body)));
+}
+
+// As many of `threads` as pay for `work` multiply-adds; each needs `least` to bring more than it costs.
+constexpr int64_t float_work = 100000, integer_work = 400000;
+inline int useful_threads(int threads, int64_t work, int64_t least) {
+    return int(std::max<int64_t>(1, std::min<int64_t>(threads, work / least)));
+}
+
+// Images of a batch: each is a task where there are enough of them, otherwise `image(n, threads)` shares its own work.
+template <typename F>
+void parallel_images(int threads, int64_t batch, const F &image) {
+    if (batch >= 2 * threads)
+        parallel(threads, batch, [&](int64_t n) { image(n, 1); });
+    else
+        for (int64_t n = 0; n < batch; ++n) image(n, threads);
 }
 
 // Memory that a thread keeps between calls, by what it is used for; 64-byte aligned, contents undefined.

@@ -7,8 +7,6 @@ namespace prunus {
 namespace kernels {
 namespace {
 
-constexpr int64_t work_per_thread = 100000;
-
 // A block of planes: where it begins, how it lies, and its sizes.
 struct Planes {
     float *at;
@@ -103,11 +101,8 @@ void Program::image(int64_t n, const std::vector<float *> &tensors, int threads)
 }
 
 void Program::run(int64_t batch, const std::vector<float *> &tensors, int threads) const {
-    const int useful = int(std::max<int64_t>(1, std::min<int64_t>(threads, work_ * batch / work_per_thread)));
-    if (batch >= 2 * useful)  // an image is a task
-        parallel(useful, batch, [&](int64_t n) { image(n, tensors, 1); });
-    else
-        for (int64_t n = 0; n < batch; ++n) image(n, tensors, useful);
+    parallel_images(useful_threads(threads, work_ * batch, float_work), batch,
+                    [&](int64_t n, int inside) { image(n, tensors, inside); });
 }
 
 }  // namespace kernels

@@ -1,0 +1,9 @@
+// The table of one instruction set's integer products; included last, after integer_body.h or integer_plain.h.
+
+constexpr IntegerLevel integer_level(const char *name) {
+    return {.name = name,
+            .measure = measure,
+            .to_bytes = to_bytes,
+            .planes_to_bytes = planes_to_bytes,
+            .multiply = multiply};
+}
