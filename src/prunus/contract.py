@@ -1,7 +1,7 @@
 """Types shared by all subpackages. Read this first.
 
-`Masks` (in `masks.py`) says which weights are kept; `Duration` is a length of training with a unit; `ScoreContext`,
-`Score`, `Pattern` and `Allocation` are the parts of `prunus.find_masks`.
+`Masks` (in `masks.py`) says which weights are kept; `Duration` (in `duration.py`) is a length of training with a unit;
+`ScoreContext`, `Score`, `Pattern` and `Allocation` are the parts of `prunus.find_masks`.
 
     score  x  pattern  x  allocation  ->  Masks
 
@@ -14,12 +14,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from fractions import Fraction
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
+from prunus.duration import Duration
 from prunus.errors import BadInput
 from prunus.layers import Weight
 from prunus.masks import LayerRow, Masks
@@ -157,43 +157,3 @@ def check_sparsity(value: object, where: str = "") -> float:
     if not 0 <= value < 1:
         raise BadInput(f"The sparsity{where} is {value}; it is the fraction of zeros and must lie in [0, 1).")
     return float(value)
-
-
-@dataclass(frozen=True)
-class Duration:
-    """A length of training with its unit: "160ep" are epochs, "5000it" optimizer steps. Epochs may be fractions.
-
-    Example:
-        >>> import prunus
-        >>> prunus.Duration.parse("2.5ep").steps(per_epoch=100)
-        250
-    """
-
-    amount: Fraction
-    unit: str
-
-    @classmethod
-    def parse(cls, text: str | Duration) -> Duration:
-        """Read "160ep" or "5000it".
-
-        Raises:
-            BadInput: It is neither.
-        """
-        if isinstance(text, Duration):
-            return text
-        body, unit = str(text).strip()[:-2], str(text).strip()[-2:]
-        try:
-            amount = Fraction(body)
-        except (ValueError, ZeroDivisionError):
-            amount = Fraction(-1)
-        if unit not in ("ep", "it") or amount < 0 or (unit == "it" and amount.denominator != 1):
-            raise BadInput(f'{text!r} is not a length of training: write epochs as "160ep" or steps as "5000it".')
-        return cls(amount, unit)
-
-    def steps(self, per_epoch: int) -> int:
-        """Number of optimizer steps, if `per_epoch` steps make an epoch."""
-        return int(self.amount) if self.unit == "it" else round(self.amount * per_epoch)
-
-    def __str__(self) -> str:
-        amount = str(self.amount) if self.amount.denominator == 1 else f"{float(self.amount):g}"
-        return f"{amount}{self.unit}"

@@ -108,8 +108,14 @@ def test_help_teaches_and_is_quick() -> None:
     assert result.returncode == 0
     assert "prune" in result.stdout
     assert "Example" in result.stdout
-    code = "import sys, prunus.cli as c; s = c.run(['--help']); sys.exit(s or 3 * ('torch' in sys.modules))"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0
+    code = (
+        "import sys, prunus.cli as c\n"
+        "for words in [[], *([name] for name in c.COMMANDS)]:\n"
+        "    assert c.run([*words, '--help']) == 0, words\n"
+        "    assert 'torch' not in sys.modules and 'numpy' not in sys.modules, words\n"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr[-1000:]
     code = "import sys, prunus; prunus.__version__; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 

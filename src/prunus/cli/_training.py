@@ -12,7 +12,7 @@ from cyclopts import Parameter
 
 from prunus.cli.options import flags, flags_of
 from prunus.errors import BadInput
-from prunus.training.settings import FitConfig, Schedule
+from prunus.settings.training import FitConfig, Schedule
 
 TRAINED = (
     "optimizer", "lr", "momentum", "nesterov", "weight_decay", "schedule", "batch_size", "accumulate", "precision",

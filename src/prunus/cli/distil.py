@@ -10,7 +10,7 @@ from cyclopts import Parameter
 from prunus.cli._inputs import Metric, data_pair
 from prunus.cli._training import Place, configure, show_run, training_flags
 from prunus.cli.options import Data, DataDir, Json, Model, Seed
-from prunus.training.settings import FitConfig
+from prunus.settings.training import FitConfig
 
 BASE = FitConfig(optimizer="adamw", lr=5e-4, weight_decay=0.0, batch_size=32)
 

@@ -14,7 +14,7 @@ from cyclopts import Group, Parameter
 from prunus import cli
 from prunus.cli import visible
 from prunus.cli.options import Json, Seed, flags, flags_of
-from prunus.study.grid import Settings
+from prunus.settings.study import Settings
 
 _Many = Parameter(consume_multiple=True, negative="")
 

@@ -11,7 +11,7 @@ from cyclopts import Parameter
 from prunus.cli._inputs import data_pair
 from prunus.cli._training import Place, configure, print_presets, processes, show_run, training_flags
 from prunus.cli.options import Data, DataDir, Exclude, Json, Seed
-from prunus.training.settings import FitConfig
+from prunus.settings.training import FitConfig
 
 BASE = FitConfig(lr=0.3, schedule="cosine-epoch")
 

@@ -13,7 +13,7 @@ from prunus.cli._inputs import data_pair
 from prunus.cli._training import Place, configure, print_presets, processes, show_run, training_flags
 from prunus.cli.options import Data, DataDir, Exclude, Json, Pattern, Seed, Weights, flags_of
 from prunus.cli.options import flags as flags_from
-from prunus.training.settings import FitConfig
+from prunus.settings.training import FitConfig
 
 METHODS = ("dense", "random", "snip", "grasp", "synflow", "magnitude", "gradual", "set", "rigl", "imp")
 

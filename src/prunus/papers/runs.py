@@ -11,9 +11,9 @@ from torch import nn
 from torch.utils.data import Dataset, Subset, TensorDataset
 
 from prunus.data import load
+from prunus.settings.training import FitConfig
 from prunus.training.batches import in_order
 from prunus.training.loop import fit
-from prunus.training.settings import FitConfig
 from prunus.training.tickets import find_ticket
 
 

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
-import fnmatch
 import functools
 import math
 import numbers
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor, nn
-
-from prunus.contract import Duration
+from prunus.duration import Duration
 from prunus.errors import BadInput, UnknownName
-from prunus.layers import plain_name
+
+if TYPE_CHECKING:
+    from torch import Generator, Tensor
+    from torch.nn import Module
+else:  # flags are made from the annotations, without torch
+    Generator = Tensor = Module = Any
 
 OPTIMIZERS = ("sgd", "adam", "adamw")
 SHAPES = ("constant", "cosine", "step")
@@ -159,13 +160,13 @@ class FitConfig:
     loss: str | Callable[[Tensor, Tensor], Tensor] = "auto"
     label_smoothing: float = 0.0
     spectral_penalty: float = 0.0
-    penalty: Callable[[nn.Module], Tensor] | None = None
-    distill_from: nn.Module | None = field(
+    penalty: Callable[[Module], Tensor] | None = None
+    distill_from: Module | None = field(
         default=None, metadata={"help": "Weights of a trained network of the same kind to learn from."}
     )
     distill_weight: float = 0.5
     temperature: float = 4.0
-    augment: str | Callable[[Tensor, torch.Generator], Tensor] = field(
+    augment: str | Callable[[Tensor, Generator], Tensor] = field(
         default="none", metadata={"help": "none, crop-flip or resized-crop-flip."}
     )
     workers: int = 0
@@ -228,37 +229,6 @@ class FitConfig:
             return Schedule("cosine", by="epoch")
         return Schedule(self.schedule)
 
-    def make_optimizer(self, parameters: Sequence[nn.Parameter], model: nn.Module) -> torch.optim.Optimizer:
-        """The optimizer over `parameters` of `model`, with the rates at their start values.
-
-        A group's "base" is the rate that the schedule bends.
-        """
-        grouped = self._grouped(parameters, model) if self.groups else parameters
-        if self.optimizer == "sgd":
-            nesterov = self.nesterov and self.momentum > 0.0
-            return torch.optim.SGD(
-                grouped, lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay, nesterov=nesterov
-            )
-        kind = torch.optim.Adam if self.optimizer == "adam" else torch.optim.AdamW
-        return kind(grouped, lr=self.lr, weight_decay=self.weight_decay)
-
-    def _grouped(self, parameters: Sequence[nn.Parameter], model: nn.Module) -> list[dict[str, Any]]:
-        names = {id(parameter): plain_name(name) for name, parameter in model.named_parameters()}
-        members: dict[str, list[nn.Parameter]] = {glob: [] for glob in self.groups}
-        rest: list[nn.Parameter] = []
-        for parameter in parameters:
-            name = names.get(id(parameter), "")
-            glob = next((glob for glob in self.groups if fnmatch.fnmatchcase(name, glob)), None)
-            (rest if glob is None else members[glob]).append(parameter)
-        empty = next((glob for glob, found in members.items() if not found), None)
-        if empty is not None:
-            raise BadInput(f"groups names {empty!r}, which fits no parameter that is trained and not taken before.")
-        found: list[dict[str, Any]] = [
-            {"params": part, **self.groups[glob], "base": self.groups[glob].get("lr", self.lr)}
-            for glob, part in members.items()
-        ]
-        return [*found, {"params": rest, "base": self.lr}] if rest else found
-
     def record(self) -> dict[str, Any]:
         """The fields that decide the result, as JSON: what a resumed run must agree on."""
         silent = {"folder", "every", "keep", "resume", "tensorboard", "progress", "callbacks", "workers"}
@@ -310,7 +280,7 @@ def _plain(value: Any) -> Any:
     """Numbers and text as they are; a schedule as a dict; a network by the hash of its weights; functions by name."""
     if isinstance(value, Schedule):
         return dataclasses.asdict(value) | {"milestones": list(value.milestones)}
-    if isinstance(value, nn.Module):
+    if hasattr(value, "state_dict"):
         from prunus.storage import digest
 
         return f"network {digest(value.state_dict())[:16]}"

@@ -9,8 +9,9 @@
 
 from __future__ import annotations
 
+from prunus.settings.study import Settings
 from prunus.study.engines import Engine, Job, LocalEngine, Outcome
-from prunus.study.grid import Cell, Grid, Settings
+from prunus.study.grid import Cell, Grid
 from prunus.study.runner import Progress, check_size, estimate, run_study
 from prunus.study.store import COLUMNS, Result, Store
 

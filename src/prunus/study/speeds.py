@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from prunus.errors import PrunusError
-from prunus.study.grid import Cell, Settings
+from prunus.settings.study import Settings
+from prunus.study.grid import Cell
 from prunus.study.networks import call, first_inputs, load, measure_quality, stored_bytes
 from prunus.timing import clock_for, interleave, median, ratios
 

@@ -8,6 +8,7 @@ Every run is the same loop with other callbacks; see `loop.py`, which is short.
 
 from __future__ import annotations
 
+from prunus.settings.training import FitConfig, Schedule
 from prunus.training._recipes import Recipe, recipe, recipes
 from prunus.training.distillation import DistilOptions, distil
 from prunus.training.gradual import GradualOptions, Regrowth, prune_gradually
@@ -20,7 +21,6 @@ from prunus.training.objective import accuracy, evaluate
 from prunus.training.popup import TicketOptions
 from prunus.training.ramps import Ramp
 from prunus.training.rescaling import recalibrate, rescaled
-from prunus.training.settings import FitConfig, Schedule
 from prunus.training.tickets import Ticket, find_ticket
 
 __all__ = [

@@ -20,9 +20,9 @@ from torch import nn
 from prunus.contract import Masks
 from prunus.errors import BadFile, BadInput, UnknownName
 from prunus.recovery import ReconstructOptions, reconstruct
+from prunus.settings.training import FitConfig
 from prunus.training.distillation import DistilOptions, distil
 from prunus.training.loop import fit
-from prunus.training.settings import FitConfig
 
 _FOLDER = Path(__file__).parent / "recipes"
 _OWN = {"folder", "resume", "progress", "callbacks", "tensorboard", "distill_from", "seed", "penalty", "layers"}

@@ -18,10 +18,10 @@ from prunus.contract import Duration, Masks
 from prunus.errors import BadInput
 from prunus.layers import prunable_weights
 from prunus.recovery import blocks
+from prunus.settings.training import FitConfig
 from prunus.training.batches import Prepared, reader
 from prunus.training.history import History
 from prunus.training.loop import Run
-from prunus.training.settings import FitConfig
 
 
 @dataclass(frozen=True)

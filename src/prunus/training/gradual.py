@@ -19,12 +19,12 @@ from torch.utils.data import Dataset
 from prunus.contract import Duration, Masks, Pattern, Score, ScoreContext, check_sparsity
 from prunus.errors import BadInput, UnknownName
 from prunus.pruning import find_masks, patterns, scores
+from prunus.settings.training import FitConfig
 from prunus.training import distributed
 from prunus.training.batches import derive, generator
 from prunus.training.history import Callback
 from prunus.training.loop import Run, require_filled
 from prunus.training.ramps import Ramp
-from prunus.training.settings import FitConfig
 
 if TYPE_CHECKING:
     from prunus.pruning.scores import ScoreRule

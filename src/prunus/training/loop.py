@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from prunus.contract import Duration, Masks
 from prunus.errors import BadInput, PrunusError, RunFailed, first_line
+from prunus.settings.training import FitConfig, Schedule, interval
 from prunus.storage import digest, locked
 from prunus.training import distributed
 from prunus.training.averaging import Averaging
@@ -27,7 +28,7 @@ from prunus.training.batches import Batches, Inputs, fingerprint, in_parts, isol
 from prunus.training.checkpoints import Checkpoints, pack_optimizer, require_same, unpack_optimizer
 from prunus.training.history import Callback, EachEpoch, History, Record
 from prunus.training.objective import Objective, correct, evaluate, labelled
-from prunus.training.settings import FitConfig, Schedule, interval
+from prunus.training.optimizers import make_optimizer
 
 
 def fit(
@@ -151,7 +152,7 @@ class Run:
             raise BadInput("The model has no parameter that requires a gradient: there is nothing to train.")
         if self.masks is not None:
             require_filled(self.masks)
-        self.optimizer = config.make_optimizer(list(self.parameters), self.model)
+        self.optimizer = make_optimizer(config, list(self.parameters), self.model)
         self.objective = self.learn or Objective(self.model, config)
         self.device = next(iter(self.parameters)).device
         self.mean = Averaging(config.ema) if config.ema else None

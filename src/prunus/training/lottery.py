@@ -17,10 +17,10 @@ from prunus.contract import Duration, Masks, whole
 from prunus.errors import BadInput, UnknownName
 from prunus.pruning import find_masks
 from prunus.select import drop_smallest
+from prunus.settings.training import FitConfig
 from prunus.training.batches import derive, generator
 from prunus.training.history import History
 from prunus.training.loop import Run, require_filled
-from prunus.training.settings import FitConfig
 
 CONTROLS = ("shuffle-layers", "shuffle-global", "reinitialise")
 PLANNED = ("certified", "statistical")

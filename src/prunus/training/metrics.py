@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from prunus._by_path import import_object, is_import_path
 from prunus.adapters import Batch, batches, call, forward_names, main_output
 from prunus.errors import BadInput, UnknownName
+from prunus.settings.study import METRICS
 from prunus.training.objective import accuracy, evaluate
 
 __all__ = ["accuracy", "embed", "fitting", "lower_is_better", "measure", "perplexity", "spearman"]
@@ -118,11 +119,7 @@ def spearman(model: nn.Module, data: Any, batch_size: int = 32) -> float:
     return float(spearmanr(found.numpy(), [float(row[2]) for row in rows]).statistic)
 
 
-_KNOWN: dict[str, Callable[[nn.Module, Any], float]] = {
-    "accuracy": accuracy,
-    "perplexity": perplexity,
-    "spearman": spearman,
-}
+_KNOWN: dict[str, Callable[[nn.Module, Any], float]] = dict(zip(METRICS, (accuracy, perplexity, spearman), strict=True))
 
 
 def measure(metric: str, model: nn.Module, data: Any) -> float:

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from prunus.adapters import IGNORED, as_weights, call, main_output
 from prunus.errors import BadInput, PrunusError, first_line
+from prunus.settings.training import FitConfig
 from prunus.training.batches import Inputs, check_finite, in_order
-from prunus.training.settings import FitConfig
 
 
 def kind_of(loss: str, outputs: Tensor, labels: Tensor) -> str:

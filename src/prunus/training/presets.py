@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from prunus.errors import UnknownName
-from prunus.training.settings import FitConfig, Schedule
+from prunus.settings.training import FitConfig, Schedule
 
 HERE, NOT_HERE = "runs here", "not run here"
 PAPER = "cosine-epoch"  # ledger I-2: the rate changes after each epoch

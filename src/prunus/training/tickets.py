@@ -18,13 +18,13 @@ from prunus.errors import BadFile, BadInput, UnknownName, first_line
 from prunus.layers import Weight, prunable_weights
 from prunus.models import initialise
 from prunus.pruning import find_masks
+from prunus.settings.training import FitConfig
 from prunus.storage import digest
 from prunus.training.batches import derive
 from prunus.training.checkpoints import read, write
 from prunus.training.history import History
 from prunus.training.loop import Run
 from prunus.training.popup import METHODS, TicketOptions
-from prunus.training.settings import FitConfig
 from prunus.training.supermasks import searcher
 
 FORMAT = "ticket"

@@ -15,9 +15,9 @@ from prunus.data.text import FIRST, word_vectors
 from prunus.models import make
 from prunus.papers.reproducing import reproduction
 from prunus.papers.runs import digits, first, score_of, standardised, summary
+from prunus.settings.training import FitConfig
 from prunus.training.batches import length as size_of
 from prunus.training.popup import TicketOptions
-from prunus.training.settings import FitConfig
 
 SOURCE = "Chijiwa et al. 2021"
 # Ledger I-13, table 3: Conv6 on CIFAR-10, by width factor.

@@ -16,11 +16,11 @@ from prunus.models import load_weights, make
 from prunus.papers.reproducing import reproduction
 from prunus.papers.runs import digits, first, standardised, summary
 from prunus.pruning import find_masks
+from prunus.settings.training import FitConfig
 from prunus.training.loop import fit
 from prunus.training.lottery import imp
 from prunus.training.objective import accuracy
 from prunus.training.rescaling import recalibrate, rescaled
-from prunus.training.settings import FitConfig
 
 SOURCE = "Yang and Wang"
 # Ledger I-14 d: (width, density) -> (IMP, random, random rescaled); digits, 40 epochs, three seeds.

@@ -24,9 +24,9 @@ from prunus.papers.reproducing import reproduction
 from prunus.papers.runs import first, standardised
 from prunus.papers.tangent.reproductions_lottery import SOURCE, at_initialisation, trained_under
 from prunus.pruning import find_masks
+from prunus.settings.training import FitConfig
 from prunus.training.loop import fit
 from prunus.training.lottery import imp
-from prunus.training.settings import FitConfig
 
 Rows = list[dict[str, Any]]
 _NOTE = "figure without numbers; width, images and epochs are reduced here"

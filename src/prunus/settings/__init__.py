@@ -1,0 +1,5 @@
+"""Settings that Python users pass and the command line makes its flags from, as plain frozen data.
+
+Nothing here imports torch, so that `prunus train --help` answers at once. The classes are public where they are used:
+`prunus.training.FitConfig`, `prunus.training.Schedule`, `prunus.study.Settings`.
+"""
