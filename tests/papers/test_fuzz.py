@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import signal
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -14,22 +11,9 @@ from prunus.errors import PrunusError
 from prunus.theory import claims
 from support import scale
 from support.fuzz import calls
+from support.fuzzing import in_time
 
 SECONDS = 20  # for one call; the slowest takes about one
-
-
-@contextmanager
-def limited(what: str) -> Iterator[None]:
-    def stop(*_: Any) -> None:
-        pytest.fail(f"{what} did not end within {SECONDS} s")
-
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.alarm(SECONDS)
-    try:
-        yield
-    finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
 
 
 @pytest.mark.prove
@@ -40,7 +24,7 @@ def test_no_raw_error(letter: str) -> None:
         warnings.simplefilter("ignore")
         for claim in claims.search(letter):
             for given, printed in calls(claim, scale(2, full=60), seed=1):
-                with limited(f"{claim.id} with {given}"):
+                with in_time(SECONDS, f"{claim.id} with {given}"):
                     try:
                         (claim.printed if printed else claim)(**given)
                     except PrunusError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,24 +17,22 @@ NUMBER = r"(-?\d+(?:\.\d+)?)"
 
 def bad_arguments(*papers: str, letters: str = "P") -> list[Any]:
     """(claim, argument, value) for every argument of the claims: values their descriptions exclude."""
-    found = []
-    for claim in claims.values():
-        if claim.paper in papers and claim.id[0] in letters and claim.cases:
-            for name, meaning in claim.arguments.items():
-                for value in excluded(meaning):
-                    found.append(pytest.param(claim, name, value, id=f"{claim.id}-{name}={value!r}"))
-    return found
+    return _values(excluded, papers, letters)
 
 
 def boundary_arguments(*papers: str, letters: str = "P") -> list[Any]:
     """(claim, argument, value) for every argument whose description includes an end of its range: that end."""
-    found = []
-    for claim in claims.values():
-        if claim.paper in papers and claim.id[0] in letters and claim.cases:
-            for name, meaning in claim.arguments.items():
-                for value in included(meaning):
-                    found.append(pytest.param(claim, name, value, id=f"{claim.id}-{name}={value!r}"))
-    return found
+    return _values(included, papers, letters)
+
+
+def _values(of: Callable[[str], list[Any]], papers: tuple[str, ...], letters: str) -> list[Any]:
+    return [
+        pytest.param(claim, name, value, id=f"{claim.id}-{name}={value!r}")
+        for claim in claims.values()
+        if claim.paper in papers and claim.id[0] in letters and claim.cases
+        for name, meaning in claim.arguments.items()
+        for value in of(meaning)
+    ]
 
 
 def included(meaning: str) -> list[Any]:

@@ -78,9 +78,9 @@ class Format:
 
 
 @contextlib.contextmanager
-def in_time(seconds: int) -> Iterator[None]:
+def in_time(seconds: int, what: str = "it") -> Iterator[None]:
     def late(*_: object) -> None:
-        raise TimeoutError(f"it took more than {seconds} s")
+        raise TimeoutError(f"{what} took more than {seconds} s")
 
     before = signal.signal(signal.SIGALRM, late)
     signal.alarm(seconds)

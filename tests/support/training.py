@@ -11,12 +11,26 @@ from torch.utils.data import Dataset, Subset, TensorDataset
 
 import prunus.data
 import prunus.models
+from prunus.training import Callback
 
 
 def digits(count: int | None = None) -> tuple[Dataset[Any], Dataset[Any]]:
     """Training and test digits; only the first `count` of the training ones where given."""
     train, test = prunus.data.load("digits", split="train"), prunus.data.load("digits", split="test")
     return (Subset(train, range(count)) if count else train), test
+
+
+class Stop(Exception):
+    """Ends a run in the middle, as a crash would."""
+
+
+class StopAt(Callback):
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def before_step(self, run: Any) -> None:
+        if run.step == self.step:
+            raise Stop
 
 
 def fc(sizes: str = "64-32-10", seed: int = 0, **options: Any) -> nn.Module:

@@ -16,20 +16,7 @@ from prunus.errors import BadFile, BadInput
 from prunus.training import Callback, FitConfig, Schedule, fit
 from prunus.training.checkpoints import Checkpoints, read, write
 from support import PROVING, scale
-from support.training import Noisy, conv_net, digits, fc, same_bytes
-
-
-class Stop(Exception):
-    """Ends a run in the middle, as a crash would."""
-
-
-class StopAt(Callback):
-    def __init__(self, step: int) -> None:
-        self.step = step
-
-    def before_step(self, run) -> None:
-        if run.step == self.step:
-            raise Stop
+from support.training import Noisy, Stop, StopAt, conv_net, digits, fc, same_bytes
 
 
 def half_masks(model: torch.nn.Module) -> Masks:

@@ -13,7 +13,6 @@ from safetensors.torch import load_file, save_file
 
 from prunus.errors import RunFailed
 from prunus.training import (
-    Callback,
     FitConfig,
     GradualOptions,
     Regrowth,
@@ -22,7 +21,7 @@ from prunus.training import (
     prune_gradually,
     random_ticket,
 )
-from support.training import conv_net, digits, fc, same_bytes
+from support.training import Stop, StopAt, conv_net, digits, fc, same_bytes
 
 
 def _process(rank: int, world: int, folder: str, job: Callable[[int, Path], dict[str, torch.Tensor]]) -> None:
@@ -89,19 +88,6 @@ def test_masks_and_weights_are_the_same_on_both_ranks(tmp_path: Path) -> None:
     first, second = together(tmp_path, everything)
     assert same_bytes(first, second)
     assert any(name.startswith("grown.mask") for name in first)
-
-
-class Stop(Exception):
-    pass
-
-
-class StopAt(Callback):
-    def __init__(self, step: int) -> None:
-        self.step = step
-
-    def before_step(self, run: Any) -> None:
-        if run.step == self.step:
-            raise Stop
 
 
 def stopped_and_resumed(rank: int, folder: Path) -> dict[str, torch.Tensor]:

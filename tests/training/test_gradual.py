@@ -13,7 +13,7 @@ from prunus.pruning import find_masks, patterns
 from prunus.training import Callback, FitConfig, GradualOptions, Ramp, Regrowth, accuracy, fit, prune_gradually
 from prunus.training.gradual import Growing, at_level
 from prunus.training.ramps import EXPONENTS
-from support.training import ConvNet, conv_net, digits, fc, same_bytes
+from support.training import ConvNet, Stop, StopAt, conv_net, digits, fc, same_bytes
 
 
 class Watch(Callback):
@@ -128,19 +128,6 @@ def test_rigl_grows_where_the_gradient_is_largest() -> None:
         grown = int(mask.sum()) - int(kept.sum())
         expected = set(gradient.topk(grown).indices.tolist())
         assert expected == set((mask.reshape(-1) & ~kept).nonzero().flatten().tolist())
-
-
-class Stop(Exception):
-    pass
-
-
-class StopAt(Callback):
-    def __init__(self, step: int) -> None:
-        self.step = step
-
-    def before_step(self, run) -> None:
-        if run.step == self.step:
-            raise Stop
 
 
 @pytest.mark.parametrize("regrow", [None, Regrowth("set", 0.3, "3it"), Regrowth("rigl", 0.3, "3it")])

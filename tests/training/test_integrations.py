@@ -38,9 +38,8 @@ def check(model: nn.Module, masks: Masks, growing: bool, before: dict[str, torch
     assert not any(parameter._post_accumulate_grad_hooks for parameter in model.parameters())
 
 
-@pytest.mark.parametrize("growing", [False, True])
-def test_lightning_holds_and_grows_masks(growing: bool, tmp_path: Path) -> None:
-    lightning = pytest.importorskip("lightning.pytorch", reason="lightning is not installed")
+def lightning_module(lightning: Any, optimizer: Any, **options: float) -> Any:
+    """A small network as a module of Lightning."""
 
     class Module(lightning.LightningModule):
         def __init__(self) -> None:
@@ -51,9 +50,16 @@ def test_lightning_holds_and_grows_masks(growing: bool, tmp_path: Path) -> None:
             return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
 
         def configure_optimizers(self) -> torch.optim.Optimizer:
-            return torch.optim.AdamW(self.parameters(), lr=1e-2, weight_decay=0.1)
+            return optimizer(self.parameters(), **options)
 
-    module = Module()
+    return Module()
+
+
+@pytest.mark.parametrize("growing", [False, True])
+def test_lightning_holds_and_grows_masks(growing: bool, tmp_path: Path) -> None:
+    lightning = pytest.importorskip("lightning.pytorch", reason="lightning is not installed")
+
+    module = lightning_module(lightning, torch.optim.AdamW, lr=1e-2, weight_decay=0.1)
     before = {name: value.detach().clone() for name, value in module.named_parameters()}
     callback = lightning_callback(GROWTH if growing else random_ticket(module, 0.5))
     trainer = lightning.Trainer(
@@ -186,23 +192,12 @@ def test_accumulated_gradients_count_as_one_step(library: str, tmp_path: Path) -
     else:
         lightning = pytest.importorskip("lightning.pytorch", reason="lightning is not installed")
 
-        class Module(lightning.LightningModule):
-            def __init__(self) -> None:
-                super().__init__()
-                self.net = fc("64-32-10")
-
-            def training_step(self, batch: Any, index: int) -> torch.Tensor:
-                return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
-
-            def configure_optimizers(self) -> torch.optim.Optimizer:
-                return torch.optim.SGD(self.parameters(), lr=1e-2)
-
         callback = lightning_callback(SET)
         trainer = lightning.Trainer(
             max_steps=4, accumulate_grad_batches=4, callbacks=[callback], logger=False, enable_checkpointing=False,
             enable_progress_bar=False, enable_model_summary=False, accelerator="cpu", default_root_dir=tmp_path,
         )  # fmt: skip
-        trainer.fit(Module(), DataLoader(digits(512)[0], batch_size=32))
+        trainer.fit(lightning_module(lightning, torch.optim.SGD, lr=1e-2), DataLoader(digits(512)[0], batch_size=32))
         fresh = lightning_callback(SET)
         fresh.load_state_dict(callback.state_dict())
         assert fresh.keeper.masks == callback.keeper.masks

@@ -10,7 +10,7 @@ from prunus.contract import whole
 from prunus.errors import BadInput
 from prunus.training import Callback, FitConfig, ImpOptions, Run, imp
 from support import scale
-from support.training import conv_net, digits, fc, same_bytes
+from support.training import Stop, conv_net, digits, fc, same_bytes
 
 QUICK = FitConfig(lr=0.05, batch_size=32)
 
@@ -87,10 +87,6 @@ def test_level_zero_with_rewinding_is_plain_training_with_a_fresh_optimizer() ->
     Run(plain, train, "2ep", QUICK).train()
     levels = imp(fc(), train, rounds=0, length="2ep", config=QUICK)
     assert same_bytes(plain.state_dict(), levels[0].model.state_dict())
-
-
-class Stop(Exception):
-    pass
 
 
 def test_levels_resume_one_by_one(tmp_path: Path) -> None:

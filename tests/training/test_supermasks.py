@@ -16,7 +16,7 @@ from prunus.storage import read_tensors, write_tensors
 from prunus.training import Callback, FitConfig, Ramp, Ticket, TicketOptions, find_ticket
 from prunus.training.popup import Popup, number_pruned
 from prunus.training.supermasks import GemMiner, Multicoated, searcher
-from support.training import conv_net, digits, fc, same_bytes
+from support.training import Stop, StopAt, conv_net, digits, fc, same_bytes
 
 QUICK = FitConfig(lr=0.3, seed=2)
 BATCH = digits(32)[0].dataset.batch(slice(0, 32))
@@ -217,17 +217,6 @@ def test_weights_are_never_trained_and_the_same_seed_gives_the_same_bytes(method
 
 @pytest.mark.parametrize("method", ["gem-miner", "multicoated"])
 def test_a_search_resumes_to_the_same_bytes(tmp_path: Path, method: str) -> None:
-    class Stop(Exception):
-        pass
-
-    class StopAt(Callback):
-        def before_step(self, run: Any) -> None:
-            if run.step == self.step:
-                raise Stop
-
-        def __init__(self, step: int) -> None:
-            self.step = step
-
     train, model = digits(200)[0], conv_net()
     options = {"period": 3, "length": "4ep"}
     whole = find_ticket(model, train, method, config=QUICK, **options)

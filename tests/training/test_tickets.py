@@ -8,9 +8,9 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from prunus.errors import BadFile, BadInput, RunFailed
-from prunus.training import Callback, FitConfig, Ticket, TicketOptions, evaluate, find_ticket
+from prunus.training import FitConfig, Ticket, TicketOptions, evaluate, find_ticket
 from prunus.training.popup import number_pruned
-from support.training import conv_net, digits, fc, same_bytes
+from support.training import Stop, StopAt, conv_net, digits, fc, same_bytes
 
 QUICK = FitConfig(lr=0.3, seed=2)
 
@@ -95,19 +95,6 @@ def test_excluded_layers_stay_dense_and_random() -> None:
         "layers.1.weight": 0.8,
     }
     assert torch.equal(ticket.model.layers[2].weight, model.layers[2].weight)
-
-
-class Stop(Exception):
-    pass
-
-
-class StopAt(Callback):
-    def __init__(self, step: int) -> None:
-        self.step = step
-
-    def before_step(self, run) -> None:
-        if run.step == self.step:
-            raise Stop
 
 
 @pytest.mark.parametrize("method", ["edge-popup", "iterand"])

@@ -66,7 +66,8 @@ def bench(
     torch.manual_seed(seed)
     try:
         results = [
-            _one(name, level, size, pattern, tuple(exclude or ()), weights, repeats, (input, input_ids))
+            _layer(name, level, size, pattern, repeats)
+            or _model(name, level, size, pattern, tuple(exclude or ()), weights, repeats, (input, input_ids))
             for name in what
             for level in sparsities
             for size in batches
@@ -77,16 +78,8 @@ def bench(
     _print(results, rows(results), page, json)
 
 
-def _one(
-    name: str,
-    sparsity: float,
-    batch: int,
-    pattern: str,
-    exclude: tuple[str, ...],
-    weights: Path | None,
-    repeats: int,
-    told: tuple[str | None, int | None] = (None, None),
-) -> BenchResult:
+def _layer(name: str, sparsity: float, batch: int, pattern: str, repeats: int) -> BenchResult | None:
+    """The layer of this shape; None where `name` is not a shape."""
     from torch import nn
 
     from prunus.errors import BadInput
@@ -108,7 +101,7 @@ def _one(
         image = nn.Conv2d(inputs, outputs, kernel, padding=kernel // 2, bias=False).requires_grad_(False)
         prune(image, sparsity, pattern=pattern)
         return bench.bench_conv(image, batch, (size, size), repeats=repeats)
-    return _model(name, sparsity, batch, pattern, exclude, weights, repeats, told)
+    return None
 
 
 def _model(
@@ -119,7 +112,7 @@ def _model(
     exclude: tuple[str, ...],
     weights: Path | None,
     repeats: int,
-    shape: tuple[str | None, int | None] = (None, None),
+    shape: tuple[str | None, int | None],
 ) -> BenchResult:
     import torch
 

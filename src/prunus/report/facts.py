@@ -9,42 +9,19 @@ from typing import Any
 
 from prunus.report.metrics import Metric, metric_of
 from prunus.study.groups import SeedGroup, grouped, pareto
-from prunus.study.store import Result
+from prunus.study.store import MEASURED, Result
 
-PAIRS = (
-    "quality",
-    "quality_dense",
-    "quality_int8",
-    "quality_integers",
-    "speedup",
-    "speedup_second",
-    "speedup_integers",
-    "speedup_integers_second",
-    "faster_than_dense",
-    "faster_than_dense_second",
-    "faster_than_int8",
-    "faster_than_int8_second",
-    "time_us",
-    "time_dense_us",
-    "bound",
-    "attained",
-    "ball_bound",
-    "ball_attained",
-    "held_out_bound",
-    "held_out_probability",
-    "agreement",
-    "labels_proved",
-    "energy_removed",
-    "energy_predicted",
-    "mac_dense",
-    "mac_kept",
-    "bytes",
-    "bytes_dense",
-    "kernel_condition",
-    "kernel_condition_dense",
-    "kernel_distance",
-    "realised_sparsity",
+_NOT_SHOWN = (
+    "accuracy_dense",
+    "accuracy_pruned",
+    "accuracy",
+    "loss",
+    "bytes_integers",
+    "making_seconds",
+    "kernel_effective_rank",
 )
+PAIRS = tuple(name for name in MEASURED if name not in _NOT_SHOWN)
+"""Numbers of a cell that the page shows, each as mean and deviation over the seeds."""
 _LAYER = (
     "kept",
     "total",

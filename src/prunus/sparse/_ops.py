@@ -207,14 +207,18 @@ def linear_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     ctx.save_for_backward(*tensors, *([output] if relu else []))
 
 
-def linear_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+def _before_relu(ctx: Any, grad: Tensor) -> tuple[Tensor, list[Tensor]]:
+    """The gradient before the activation, and the packed weight's tensors; the output is saved only under a relu."""
     saved = list(ctx.saved_tensors)
-    if len(saved) > ctx.count:
-        grad = grad * (saved[-1] > 0)
+    return (grad * (saved[-1] > 0) if len(saved) > ctx.count else grad), saved[: ctx.count]
+
+
+def linear_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+    grad, tensors = _before_relu(ctx, grad)
     wanted = ctx.needs_input_grad
     grad_x = None
     if wanted[0]:
-        grad_x = torch.ops.prunus.sparse_linear_grad(grad.contiguous(), saved[: ctx.count], *ctx.shape)
+        grad_x = torch.ops.prunus.sparse_linear_grad(grad.contiguous(), tensors, *ctx.shape)
     grad_bias = grad.reshape(-1, grad.shape[-1]).sum(0) if wanted[1] else None
     return grad_x, grad_bias, [None] * ctx.count, None, None, None, None, None
 
@@ -337,13 +341,10 @@ def conv_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 
 def conv_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-    saved = list(ctx.saved_tensors)
-    if len(saved) > ctx.count:
-        grad = grad * (saved[-1] > 0)
-    wanted = ctx.needs_input_grad
-    grad_x = None
+    grad, tensors = _before_relu(ctx, grad)
+    wanted, grad_x = ctx.needs_input_grad, None
     if wanted[0]:
-        arguments = (grad.contiguous(), saved[: ctx.count], *ctx.shape, ctx.geometry, ctx.size[2], ctx.size[3])
+        arguments = (grad.contiguous(), tensors, *ctx.shape, ctx.geometry, ctx.size[2], ctx.size[3])
         grad_x = torch.ops.prunus.sparse_conv2d_grad(*arguments)
     grad_bias = grad.sum((0, 2, 3)) if wanted[1] else None
     grad_other = grad if wanted[2] else None

@@ -24,7 +24,7 @@ def test_reference_value(claim, case):
     verify(claim, case)
 
 
-# --- where print and truth differ ------------------------------------------------------------------------------------
+# --- where the published formula is wrong ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
