@@ -64,7 +64,8 @@ class Relaxation:
 
     With `lean`, only the original and the difference are tightened by rows of their own; the pruned network follows as
     their sum. With `computed`, everything is about the values that the networks compute in their own precision: every
-    step may be off by its rounding, which runs through the same relaxation.
+    step may be off by its rounding, which runs through the same relaxation. Where `losses` is set to a dictionary, rows
+    note in it what the gap of each activation costs them, (points, *shape) by step.
     """
 
     def __init__(
@@ -79,6 +80,8 @@ class Relaxation:
         self._sources: dict[int, Ranges] = {}
         self._maxima: dict[int, Maxima] = {}
         self.mixed: dict[int, Mixed] = {}
+        self.losses: dict[int, Tensor] | None = None
+        self._gaps: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
 
     # ------------------------------------------------------------------------------------------------------ tightening
 
@@ -302,8 +305,15 @@ class Relaxation:
             separate = one.gap + two.gap < change.gap
             second = Passage(choose(separate, two, change))
             self._passages[number] = (Passage(one), Passage(two), second, separate[:, None].to(torch.float64))
+            self._gaps[number] = (one.gap, two.gap, torch.minimum(change.gap, one.gap + two.gap))
             self._sources[number] = source
         return self._passages[number]
+
+    def _note(self, number: int, rows: Tensor, part: int) -> None:
+        """What the gap at an activation costs, the most of all rows; part: original, pruned, difference."""
+        if self.losses is not None:
+            most = rows.abs().amax(1) * self._gaps[number][part]
+            self.losses[number] = most + self.losses[number] if number in self.losses else most
 
     def _shape(self, index: int) -> tuple[int, ...]:
         return tuple(self.ranges[index].original.low.shape[1:])
@@ -330,6 +340,7 @@ class Relaxation:
             made, constant, magnitude = back_affine_one(piece, found, self._shape(index))
         elif isinstance(piece, Elementwise):
             one, two, *_ = self._passage(number, piece)
+            self._note(number, found, int(pruned))
             made, constant, magnitude = (two if pruned else one).back(found)
         elif number in self._maxima:
             made, constant = self._maxima[number].back_one(found, pruned)
@@ -381,6 +392,8 @@ class Relaxation:
             return self.mixed[number].back(found)
         one, _, second, separate = self._passage(number, piece)
         on_original, on_difference = found
+        self._note(number, on_original, 0)
+        self._note(number, on_difference, 2)
         first = one.back(torch.addcmul(on_original, on_difference, separate, value=-1.0))
         third = second.back(on_difference)
         original = torch.addcmul(first[0], third[0], separate)

@@ -15,6 +15,10 @@ from prunus.certificates.domains import Region
 from prunus.certificates.reading.pair import Pair
 
 
+_TRIED = 32
+"""Inputs of a box that are compared before it is halved."""
+
+
 @dataclass(frozen=True, eq=False)
 class Clipped(Region):
     """Boxes of which only the part inside a ball counts: `balls` (boxes, *shape) are the balls' centres."""
@@ -121,7 +125,37 @@ def relax(pair: Pair, boxes: Boxes, known: Sequence[Ranges] = ()) -> Relaxation:
     return relaxation
 
 
-def sensitivities(pair: Pair, boxes: Boxes) -> Tensor:
+def axes(pair: Pair, boxes: Boxes, relaxation: Relaxation) -> Tensor:
+    """(boxes,) the input along which halving each box should gain most, of the flattened input.
+
+    A bound is loose where activations have a gap, and a gap shrinks with the range before it. An input's score is what
+    the gaps cost (`relaxation.losses`), each times the squared share of the range before it that this input makes,
+    measured between two opposite faces of the box. Of many inputs only those that move the outputs most are tried.
+    """
+    half = boxes.half.flatten(1)
+    count, size = half.shape
+    strength = _sensitivities(pair, boxes)
+    tried = strength.topk(min(size, _TRIED), dim=1).indices
+    with torch.no_grad():
+        moves = torch.zeros(count, tried.shape[1], size, dtype=torch.float64)
+        moves.scatter_(2, tried[:, :, None], half.gather(1, tried)[:, :, None])
+        centre = boxes.region.centres.flatten(1)[:, None]
+        faces = torch.cat([centre - moves, centre + moves]).reshape(-1, *boxes.low.shape[1:])
+        values = pair.run(faces, pruned=False)
+        # Where no gap costs anything: the input that moves the outputs most.
+        score = 1e-12 * strength.gather(1, tried)
+        for number, loss in (relaxation.losses or {}).items():
+            index = pair.steps[number].inputs[0]
+            below, above = values[index].reshape(2, count, tried.shape[1], -1)
+            part = relaxation.ranges[index].original
+            width = (part.high - part.low).flatten(1).clamp_min(1e-300)[:, None]
+            share = ((above - below).abs() / width).clamp_max(1.0)
+            score = score + (share.square() @ loss.flatten(1)[:, :, None]).squeeze(2)
+        score = torch.where(torch.isfinite(score), score, 0.0)
+        return tried.gather(1, score.argmax(1, keepdim=True)).squeeze(1)
+
+
+def _sensitivities(pair: Pair, boxes: Boxes) -> Tensor:
     """(boxes, inputs): how strongly both networks' outputs move with each input at the centre, times its half-width."""
     centre = boxes.region.centres.clone().requires_grad_()
     total = torch.zeros(centre.shape[0], centre[0].numel(), dtype=torch.float64)

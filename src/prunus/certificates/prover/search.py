@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from prunus.certificates.bounds.intervals import Range, Ranges
-from prunus.certificates.prover.boxes import Boxes, relax, sensitivities
+from prunus.certificates.bounds.relaxation import Relaxation
+from prunus.certificates.prover.boxes import Boxes, axes, relax
 from prunus.certificates.prover.goals import Goal
 
 _ENTRIES = 2**23
@@ -78,7 +79,7 @@ def search(
         order = torch.sort(worst, descending=True, stable=True).indices
         now, later = order[:room], order[room:]
         boxes, above, owner = waiting[now], worst[now], owners[now]
-        bound, points, ranges = _bounded(goal, boxes, [value.rows(now) for value in known])
+        bound, points, relaxation = _bounded(goal, boxes, [value.rows(now) for value in known])
         bound = torch.minimum(bound, above)  # a part is never worse than the whole
         done += len(boxes)
         refuted = _refuted(goal, boxes, points, confirm)
@@ -91,11 +92,11 @@ def search(
         waiting, worst, owners = waiting[later], worst[later], owners[later]
         known = [value.rows(later) for value in known]
         if open_rows.numel():
-            halves, kept = boxes[open_rows].split(sensitivities(goal.pair, boxes[open_rows]).argmax(1))
+            halves, kept = boxes[open_rows].split(axes(goal.pair, boxes, relaxation)[open_rows])
             waiting = waiting.joined(halves)
             worst = torch.cat([worst, bound[open_rows][kept]])
             owners = torch.cat([owners, owner[open_rows][kept]])
-            known = [value.joined(fresh.rows(open_rows[kept])) for value, fresh in zip(known, ranges)]
+            known = [value.joined(fresh.rows(open_rows[kept])) for value, fresh in zip(known, relaxation.ranges)]
         if progress is not None:
             progress(done, len(waiting), float(worst.max()) if len(waiting) else settled_bound)
     if len(waiting) == 0:
@@ -113,21 +114,22 @@ def _unknown(goal: Goal, count: int) -> list[Ranges]:
     return [Ranges(part, part, part) for part in blank]
 
 
-def _bounded(goal: Goal, boxes: Boxes, known: Sequence[Ranges]) -> tuple[Tensor, Tensor, list[Ranges]]:
-    """Bounds (boxes,), inputs to try (centres, and the corners at which the relaxation is largest), and all ranges."""
+def _bounded(goal: Goal, boxes: Boxes, known: Sequence[Ranges]) -> tuple[Tensor, Tensor, Relaxation]:
+    """Bounds (boxes,), inputs to try (centres, and the corners at which the relaxation is largest), and the relaxation."""
     with torch.no_grad():
         centres = boxes.inside(boxes.region.centres)
         relaxation = relax(goal.pair, boxes, known)
+        relaxation.losses = {}
         bound = goal.bound(relaxation, goal.pair.outputs(centres))
         rows = relaxation.at_input
         if rows is None:
-            return bound, centres, relaxation.ranges
+            return bound, centres, relaxation
         flat = rows.flatten(2)
         tries = [centres]
         for chosen in _steepest(flat):
             corner = torch.where(chosen > 0, boxes.high.flatten(1), boxes.low.flatten(1)).reshape(boxes.low.shape)
             tries.append(boxes.inside(corner))
-    return bound, torch.cat(tries), relaxation.ranges
+    return bound, torch.cat(tries), relaxation
 
 
 def _steepest(flat: Tensor) -> list[Tensor]:
