@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from prunus.certificates.bounds.intervals import propagate_ranges
+from prunus.certificates.bounds.intervals import Ranges, propagate_ranges
 from prunus.certificates.bounds.recursion import Norms
 from prunus.certificates.bounds.relaxation import Relaxation
 from prunus.certificates.bounds.rounding import drifts
@@ -65,10 +65,13 @@ def check_reading(pair: Pair, models: tuple[nn.Module, nn.Module], region: Regio
         RunFailed: they differ by more than rounding explains at these points.
     """
     points = some_points(region, seed)
-    for pruned, model in enumerate(models):
-        exact = points.to(dtype_of(model)).double()
+    inputs = [points.to(dtype_of(model)).double() for model in models]
+    if torch.equal(*inputs):
+        roundings = _roundings(pair, inputs[0], (False, True))
+    else:
+        roundings = [_roundings(pair, inputs[side], (bool(side),))[0] for side in (0, 1)]
+    for pruned, (model, exact, rounding) in enumerate(zip(models, inputs, roundings)):
         read = pair.run(exact, bool(pruned))[-1].flatten(1)
-        rounding = _rounding(pair, exact, bool(pruned))
         allowed = rounding * 1.01 + 1e-11 * (1 + read.abs().amax(1))
         single = torch.cat([run_module(model, exact[:1]), run_module(model, exact[-1:])])
         found = run_module(model, exact)
@@ -88,21 +91,29 @@ def check_reading(pair: Pair, models: tuple[nn.Module, nn.Module], region: Regio
             )
 
 
-def _rounding(pair: Pair, points: Tensor, pruned: bool) -> Tensor:
-    """How far (points,) the network may compute from its exact self at single points, in the 2-norm."""
-    here = Region(points, 0.0)
+def _roundings(pair: Pair, points: Tensor, sides: Sequence[bool]) -> list[Tensor]:
+    """How far (points,) each network may compute from its exact self at single points, in the 2-norm."""
+    here, outputs, found = Region(points, 0.0), math.prod(pair.output_shape), []
     with torch.no_grad():
-        ranges = propagate_ranges(pair, here)
-        found = drifts(pair, Norms(pair), ranges, pruned, pair.dtypes[int(pruned)])[-1]
-        outputs = math.prod(pair.output_shape)
-        if outputs > _MOST_OUTPUTS:
-            return found
-        relaxation = Relaxation(pair, here, propagate_ranges(pair, here, computed=True), computed=True)
-        relaxation.refresh()
-        units = torch.eye(outputs, dtype=torch.float64).reshape(1, outputs, *pair.output_shape)
-        rows = torch.cat([units, -units], dim=1).expand(points.shape[0], *[-1] * (units.ndim - 1))
-        width = relaxation.upper_one(len(pair.steps), rows, pruned).reshape(points.shape[0], 2, -1).sum(1)
-    return torch.minimum(found, width.norm(dim=1))
+        ranges, norms = propagate_ranges(pair, here), Norms(pair)
+        relaxation = _at_points(pair, here, ranges) if outputs <= _MOST_OUTPUTS else None
+        for pruned in sides:
+            rounding = drifts(pair, norms, ranges, pruned, pair.dtypes[int(pruned)])[-1]
+            if relaxation is not None:
+                units = torch.eye(outputs, dtype=torch.float64).reshape(1, outputs, *pair.output_shape)
+                rows = torch.cat([units, -units], dim=1).expand(points.shape[0], *[-1] * (units.ndim - 1))
+                width = relaxation.upper_one(len(pair.steps), rows, pruned).reshape(points.shape[0], 2, -1).sum(1)
+                rounding = torch.minimum(rounding, width.norm(dim=1))
+            found.append(rounding)
+    return found
+
+
+def _at_points(pair: Pair, here: Region, ranges: Sequence[Ranges]) -> Relaxation:
+    """The relaxation of the values computed at single points; nothing but the inputs is known of them before."""
+    blank = [value.blank() for value in ranges[1:]]
+    relaxation = Relaxation(pair, here, [ranges[0], *blank], computed=True)
+    relaxation.refresh()
+    return relaxation
 
 
 def check_attained(attained: float, bound: float) -> None:

@@ -8,6 +8,7 @@ both are not. The 2-norm recursion joins in: an entry moves by at most the norm 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import cast
 
@@ -66,6 +67,11 @@ class Ranges:
     def rows(self, chosen: Tensor | slice) -> Ranges:
         """The ranges of some of the points."""
         return Ranges(*(Range(part.low[chosen], part.high[chosen]) for part in self._parts))
+
+    def blank(self) -> Ranges:
+        """Ranges of the same shape that say nothing."""
+        part = Range(torch.full_like(self.original.low, -math.inf), torch.full_like(self.original.low, math.inf))
+        return Ranges(part, part, part)
 
     def meet(self, other: Ranges) -> Ranges:
         """Both hold: the intersections."""

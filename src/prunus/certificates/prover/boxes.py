@@ -14,7 +14,6 @@ from prunus.certificates.bounds.relaxation import Relaxation
 from prunus.certificates.domains import Region
 from prunus.certificates.reading.pair import Pair
 
-
 _TRIED = 32
 """Inputs of a box that are compared before it is halved."""
 

@@ -115,7 +115,7 @@ def _unknown(goal: Goal, count: int) -> list[Ranges]:
 
 
 def _bounded(goal: Goal, boxes: Boxes, known: Sequence[Ranges]) -> tuple[Tensor, Tensor, Relaxation]:
-    """Bounds (boxes,), inputs to try (centres, and the corners at which the relaxation is largest), and the relaxation."""
+    """Bounds (boxes,), inputs to try (centres, and corners at which the relaxation is largest), the relaxation."""
     with torch.no_grad():
         centres = boxes.inside(boxes.region.centres)
         relaxation = relax(goal.pair, boxes, known)
