@@ -96,13 +96,13 @@ def mnist() -> Iterator[tuple[str, Any]]:
     one, two = (
         nn.Sequential(*network(pairs, name), nn.Softmax(1)).eval() for name in ("mnist_3x100", "mnist_3x100_pruned5")
     )
-    images = prunus.data.load("mnist", split="test", folder=DATA).tensors[0][:20].flatten(1).double()
-    lowest = images.min()
+    images = prunus.data.load("mnist", split="test", folder=DATA).tensors[0].flatten(1).double()
+    images = ((images - images.min()) / (images.max() - images.min()))[:20]
 
     def row(steps: int, labels: bool) -> dict[str, Any]:
         counts = dict.fromkeys(("proved", "refuted", "undecided"), 0)
         begin = time.process_time()
-        for image in images - lowest if float(lowest) < 0 else images:
+        for image in images:
             width = steps / 255
             box = prunus.Box((image - width).clamp_min(0.0), (image + width).clamp_max(1.0))
             verdict = prunus.equivalent(one, two, box, tolerance=TOLERANCE, labels=labels, boxes=24)

@@ -11,6 +11,12 @@ from torch import Tensor
 
 from prunus.certificates.bounds.floats import UNITS
 from prunus.certificates.bounds.relaxation import Relaxation
+from prunus.certificates.prover.probabilities import (
+    ends_in_softmax,
+    margin_rows,
+    probability_bounds,
+    upper_margins,
+)
 from prunus.certificates.reading.pair import Pair
 from prunus.certificates.reading.pieces import Lipschitz
 from prunus.errors import BadInput
@@ -44,6 +50,8 @@ class Close:
 
     def bound(self, relaxation: Relaxation, centres: tuple[Tensor, Tensor]) -> Tensor:
         outputs = relaxation.outputs()
+        if ends_in_softmax(self.pair):
+            outputs = torch.minimum(outputs, probability_bounds(self.pair, relaxation, centres[0].argmax(1)))
         found = outputs.amax(1) if self.norm == "max" else torch.linalg.vector_norm(outputs, dim=1) * (1 + 1e-12)
         return torch.where(torch.isnan(found), torch.full_like(found, math.inf), found)
 
@@ -87,15 +95,7 @@ class SameLabel:
     def bound(self, relaxation: Relaxation, centres: tuple[Tensor, Tensor]) -> Tensor:
         one, two = centres
         label = one.argmax(1)
-        classes = one.shape[1]
-        identity = torch.eye(classes, dtype=torch.float64)
-        rows = identity[None] - identity[label][:, None]  # (boxes, classes, classes): output k minus the label's
-        shape = (len(label), classes, *self.pair.output_shape)
-        rows = rows.reshape(shape)
-        last = len(self.pair.steps)
-        one_alone, two_alone = (relaxation.upper_one(last, rows, pruned) for pruned in (False, True))
-        # The pruned network is bounded by itself, and as the original plus the difference.
-        found = torch.maximum(one_alone, torch.minimum(two_alone, relaxation.upper(last, rows, rows)))
+        found = upper_margins(relaxation, len(self.pair.steps), margin_rows(self.pair, label))
         found = found.scatter(1, label[:, None], -math.inf)
         worst = found.amax(1)
         worst = torch.where(torch.isnan(worst), torch.full_like(worst, math.inf), worst)
