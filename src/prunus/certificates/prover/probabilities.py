@@ -39,7 +39,8 @@ def ends_in_softmax(pair: Pair) -> bool:
     last = pair.steps[-1].original
     if not isinstance(last, Lipschitz) or last.kind != "softmax":
         return False
-    return pair.output_shape[last.settings[0] - 1] == math.prod(pair.output_shape)
+    axis = int(last.settings[0])
+    return pair.output_shape[axis - 1] == math.prod(pair.output_shape)
 
 
 def probability_bounds(pair: Pair, relaxation: Relaxation, label: Tensor) -> Tensor:
