@@ -117,6 +117,7 @@ class Branching(nn.Module):
         (nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 1)), "BatchNorm1d"),
         (nn.Sequential(nn.Linear(4, 4), nn.Dropout(), nn.Linear(4, 1)), "training mode"),
         (nn.Sequential(nn.Linear(4, 4)), "hidden layer"),
+        (nn.Sequential(nn.Flatten(2), nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 1)), "Flatten"),
         (Skip(), "chain"),
         (Branching(), "chain"),
     ],

@@ -91,19 +91,19 @@ def ticket(
     model, data = model or found.get("model"), data or found.get("data")
     if model is None or data is None:
         raise BadInput("ticket needs a model and --data, or a --preset that names both.")
-    with processes() as speaks:
-        config, folder = configure(found["config"], flags, place, seed, json or not speaks)
+    with processes() as prints:
+        config, folder = configure(found["config"], flags, place, seed, json or not prints)
         config = config.replace(spectral_penalty=search.spectral_penalty)
         chosen = _arguments(found, search, init, length)
         result = _search(model, data_pair(data, data_dir, model), chosen, config, tuple(exclude or ()), seed)
         settings = {"model": model, "data": data, "preset": preset, "seed": seed, **result.record}
         record = {**settings, "sparsity": result.masks.sparsity, "notes": result.history.notes}
         record["final"] = result.history[-1].to_dict() if result.history else None
-        if folder is not None and speaks:
+        if folder is not None and prints:
             result.save(folder.folder / "ticket.safetensors")
             record["ticket_bytes"] = (folder.folder / "ticket.safetensors").stat().st_size
             folder.write(settings, record, result.history, result.model, result.masks)
-        _show(record, result, folder, json, speaks)
+        _show(record, result, folder, json, prints)
 
 
 def _preset(name: str | None) -> dict[str, Any]:
@@ -165,10 +165,10 @@ def _search(model: str, pair: Any, chosen: dict[str, Any], config: Any, exclude:
     return find_ticket(network, train, test=test, config=config, exclude=exclude, **chosen)
 
 
-def _show(record: dict[str, Any], result: Any, folder: Path | None, json: bool, speaks: bool) -> None:
+def _show(record: dict[str, Any], result: Any, folder: Path | None, json: bool, prints: bool) -> None:
     from prunus.cli.output import print_json
 
-    if not speaks:
+    if not prints:
         return
     if json:
         print_json(record)

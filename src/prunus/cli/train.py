@@ -109,8 +109,8 @@ def train(
     base, model, data, length, init = _preset(preset, model, data, length, init)
     if model is None or data is None:
         raise BadInput("train needs a model and --data, or a --preset that names both.")
-    with processes() as speaks:
-        quiet = json or not speaks
+    with processes() as prints:
+        quiet = json or not prints
         network = _network(model, weights, init, seed)
         config, folder = configure(base, flags, place, seed, quiet)
         beside = {name: value for name, value in vars(terms or Terms()).items() if value is not None}
@@ -127,9 +127,9 @@ def train(
         record = {**settings, **extra, "final": history[-1].to_dict() if history else None, "notes": history.notes}
         if masks is not None:
             record["sparsity"] = masks.sparsity
-        if folder is not None and speaks:
+        if folder is not None and prints:
             folder.write(settings, record, history, network, masks)
-        _show(record, history, folder, json, speaks)
+        _show(record, history, folder, json, prints)
 
 
 def _check_methods(pruning: Pruning) -> None:
@@ -267,10 +267,10 @@ def _imp(network: Any, pair: Any, length: str, config: Any, pruning: Pruning, ex
     return levels[-1].history, levels[-1].masks, {"levels": [level.to_dict() for level in levels]}
 
 
-def _show(record: dict[str, Any], history: Any, folder: Any, json: bool, speaks: bool) -> None:
+def _show(record: dict[str, Any], history: Any, folder: Any, json: bool, prints: bool) -> None:
     from prunus.cli.output import print_json, print_table
 
-    if not speaks:
+    if not prints:
         return
     if json:
         print_json(record)

@@ -1,8 +1,8 @@
 """Independent checks of the claims: enumeration, a second formula, or Monte Carlo with a stated false-alarm rate.
 
-A check is a function registered under the ids it speaks for. It raises `AssertionError` with a sentence when the claim
-fails, and returns one short sentence that says what agreed with what. `prunus theory --check` and the tests run the
-same functions.
+A check is a function registered under the ids of the claims it supports. It raises `AssertionError` with a sentence
+when the claim fails, and returns one short sentence that says what agreed with what. `prunus theory --check` and the
+tests run the same functions.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ FALSE_ALARM = 1e-6
 
 @dataclass(frozen=True)
 class Check:
-    """One independent check: which claims it speaks for, how it works, and the function that runs it."""
+    """One independent check: which claims it supports, how it works, and the function that runs it."""
 
     name: str
     claims: tuple[str, ...]

@@ -143,7 +143,7 @@ class Claims(Mapping[str, Claim]):
 
         Args:
             *words: words or phrases, in any case: a paper ("closeness", "Chijiwa"), a place in it ("Theorem 3.5",
-                "eq. (11)", "Lemma A.5"), a letter of the ledger ("K"), or anything that a record speaks of.
+                "eq. (11)", "Lemma A.5"), a letter of the ledger ("K"), or any word of a record.
 
         Returns:
             The claims in the order of the ledger; an empty list where none holds them all.

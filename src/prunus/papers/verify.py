@@ -36,7 +36,7 @@ def select(identifiers: Iterable[str] = ()) -> list[Claim]:
 
 
 def select_checks(chosen: Iterable[Claim]) -> list[Check]:
-    """The registered checks that speak for at least one of these claims."""
+    """The registered checks that support at least one of these claims."""
     ids = {claim.id for claim in chosen}
     papers = sorted({claims[identifier].paper for identifier in ids})
     return [check for check in all_checks(*papers).values() if ids.intersection(check.claims)]

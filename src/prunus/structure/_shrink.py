@@ -70,7 +70,7 @@ class Removal:
         masks: The same choice as zeros: rows and columns of what leaves.
         rows: One line for each group: name, kind, before, after, damage.
         share: What is left of the measure, at most the fraction asked for; of "time", as it was measured.
-        blocks: Residual blocks that left, by their names in the original; the masks do not speak of them.
+        blocks: Residual blocks that left, by their names in the original; the masks do not contain them.
         fixed: Layers whose outputs cannot be removed, with the reason.
         configured: Whether a Hugging Face configuration says the new sizes, so that `from_pretrained` reads the model.
 

@@ -1,7 +1,7 @@
 """The process that runs cells: one JSON message in, one JSON message out, until its input ends.
 
 A message names what to do ("base" or "cell"), the cell, and the files. `perform` is the work itself and is the same for
-every engine; `main` speaks to the local engine. When the process that started it dies, however that happens, the system
+every engine; `main` answers the local engine. When the process that started it dies, however that happens, the system
 ends the worker at once.
 """
 

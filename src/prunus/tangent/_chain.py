@@ -100,7 +100,7 @@ def _module_step(module: nn.Module, name: str) -> ChainStep | None:
         return ChainStep("layer", module, name)
     if isinstance(module, nn.ReLU):
         return ChainStep("relu", apply=F.relu)
-    if isinstance(module, nn.Flatten):
+    if isinstance(module, nn.Flatten) and (module.start_dim, module.end_dim) == (1, -1):
         return ChainStep("flatten", apply=_flatten)
     if isinstance(module, (nn.MaxPool2d, nn.AvgPool2d)):
         return ChainStep("pool", apply=module)

@@ -111,7 +111,7 @@ def pruned_entry_correlation(n: int, r: int) -> float:
 def magnitude_order_moment(n: int, r: int, power: float = 1.0, sigma: float = 1.0, law: str = "normal") -> float:
     """E |W|_(r)^power of independent weights (P-22a), exactly: F(|W|_(r)) is Beta(r, n-r+1).
 
-    Replaces Theorem 4 of App. C.1, which centres nothing and speaks of the m-th largest.
+    Replaces Theorem 4 of App. C.1, which centres nothing and is about the m-th largest.
     """
     n, r = _rank(n, r)
     power = real("power", power, -float(r), MOST_POWER, open_low=True)

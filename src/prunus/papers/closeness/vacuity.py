@@ -29,7 +29,7 @@ from prunus.papers.closeness._theorem3 import theorem3_error, theorem3_probabili
 
 _ROUNDING = 1e-12  # tolerance
 
-NEGLIGIBLE = 1e-3  # a statement about fewer weights than this fraction helps nobody
+NEGLIGIBLE = 1e-3  # a statement about fewer weights than this fraction is of no use
 
 LATALA1, LATALA2, LATALA3 = 0.63, 0.55, 0.6  # Lemma 4's constant as calibrated in Table 3; no proof below 1
 
@@ -101,7 +101,7 @@ def _theorem1(law: WeightLaw, d: int, layers: int, error: float, failure: float)
     least = theorem1_width(layers, 1.0 - _ROUNDING, error, failure, norm_bound=law.norm_bound, **base)["width"]
     pruned, exponent = int(allowed["pruned"]), allowed["exponent"]
     if pruned == 0:
-        reason = f"no exponent below 1 fits at this width; the theorem speaks from width {least:.0f} on"
+        reason = f"no exponent below 1 fits at this width; the theorem applies from width {least:.0f} on"
         return _row("1", law, d, layers, (exponent, 0, d * d), (error, 0.0, math.log10(least)), "vacuous", reason)
     success = theorem1_probability(layers, d, exponent, **base)
     verdict, reason = _judge(pruned, d * d)
@@ -176,15 +176,15 @@ def _theorem3(law: WeightLaw, d: int, layers: int, error: float, failure: float)
 def _least_width(law: WeightLaw, layers: int, error: float, failure: float) -> int:
     """Smallest width at which Theorem 1' lets at least one weight go."""
 
-    def speaks(d: int) -> bool:
+    def applies(d: int) -> bool:
         return theorem1_prime_pruned(d, layers, error, failure, law.spread)["pruned"] >= 1
 
     low, high = 1, 2  # tolerance
-    while not speaks(high):
+    while not applies(high):
         low, high = high, 2 * high
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (low, middle) if speaks(middle) else (middle, high)
+        low, high = (low, middle) if applies(middle) else (middle, high)
     return high
 
 

@@ -235,7 +235,7 @@ def the_proof_carried_out() -> str:
         chance = iterand.construction_success(weights, error, resamples, half)
         if known is not None:
             assert_close(name, chance, known, 1e-10)
-        # The theorem speaks of the Euclidean ball; on the cube of d inputs the error may grow by sqrt(d).
+        # The theorem is about the Euclidean ball; on the cube of d inputs the error may grow by sqrt(d).
         network = isinstance(weights, list)
         limit = iterand.sup_norm_error(weights[0].shape[1], error)["guaranteed"] if network else error
         complete = 0

@@ -78,7 +78,10 @@ def compare(options: ComparisonOptions, advance: Callable[..., None] | None = No
 def _train(
     name: str, index: float, noise: float, train: Any, test: Any, options: ComparisonOptions, seed: int
 ) -> tuple[float, float, int]:
-    """(accuracy, epsilon spent, kept-fraction denominator d) of one run. Seeded: it measures, it protects nobody."""
+    """(accuracy, epsilon spent, kept-fraction denominator d) of one run.
+
+    Seeded, so it gives no privacy: for measurements only.
+    """
     from prunus.models import make
 
     torch.manual_seed(seed)

@@ -103,7 +103,10 @@ def methods(options: SimulationOptions) -> dict[str, RoundPlan]:
 
 
 def simulate(options: SimulationOptions, advance: Callable[..., None] | None = None) -> list[dict[str, Any]]:
-    """One row for each method: accuracy, bytes, privacy. Draws are seeded, as this protects nobody's data."""
+    """One row for each method: accuracy, bytes, privacy.
+
+    Draws are seeded, so they give no privacy: for measurements only.
+    """
     import warnings
 
     from prunus.data import load

@@ -143,7 +143,7 @@ class _Rows(torch.utils.data.Dataset[tuple[Tensor, Tensor]]):
 
 
 def train_once(setting: Setting, folder: str | None = None) -> dict[str, Any]:
-    """One run. Seeded: it measures, it protects nobody.
+    """One run. Seeded, so it gives no privacy: for measurements only.
 
     Returns:
         Accuracies on the validation and test images, epsilon spent, noise multiplier, bytes sent and steps.
