@@ -20,9 +20,12 @@ class RandomNet(nn.Module):
         self.steps: list[tuple[str, Any]] = []
         channels = draw.choice([8, 12, 16])
         self.layers["stem"] = nn.Conv2d(3, channels, 3, padding=1)
+        drawn: list[str] = []
         for number in range(draw.randint(2, 5)):
-            kind = draw.choice(_KINDS)
+            kind = draw.choice(KINDS)
+            drawn.append(kind)
             channels = getattr(self, f"_{kind}")(f"{kind}{number}", channels, draw)
+        self.kinds = frozenset(drawn)
         if draw.random() < 0.5:
             self.steps.append(("flatten", None))
             self.layers["head"] = nn.Linear(channels * 16, 24)
@@ -117,10 +120,10 @@ class RandomNet(nn.Module):
         return self.layers["out"](functional.relu(self.layers["head"](x)))
 
 
-_KINDS = ("plain", "residual", "concat", "grouped", "depthwise", "shared", "gate", "norm", "glu", "transposed")
+KINDS = ("plain", "residual", "concat", "grouped", "depthwise", "shared", "gate", "norm", "glu", "transposed")
 
 
-def make(seed: int) -> nn.Module:
+def make(seed: int) -> RandomNet:
     """A random network with random statistics in its norms."""
     torch.manual_seed(seed)
     model = RandomNet(seed).eval()
