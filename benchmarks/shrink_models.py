@@ -3,20 +3,24 @@
 Models of transformers with small random configurations and three of our zoo. A model counts where the smaller one runs,
 gives outputs of the same shape, lets gradients flow and has at most 60 % of the multiply-adds left. The peer gets the
 input by name, the numbers of heads of its attention layers, and keeps the outputs; its ratio is searched. Attributes
-that a model's own code reads (sizes of heads, paddings) are left as the library leaves them.
+that a model's own code reads (sizes of heads, paddings) are left as the library leaves them. Either may take a minute
+of processor time.
 """
 
 from __future__ import annotations
 
 import copy
+import signal
 import warnings
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import nn
 
 RATIOS = (0.3, 0.4, 0.5)
+SECONDS = 60
 ZOO = ("resnet20", "vgg11:width=0.25", "lstm:vocabulary=50")
 _QUERIES = ("query", "key", "value", "q_proj", "k_proj", "v_proj", "q_lin", "k_lin", "v_lin", "q", "k", "v", "c_attn")
 
@@ -54,11 +58,14 @@ def _verdict(make: Any, model: nn.Module, example: Any) -> str:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            small, share = make(model, example)
+            with _limited():
+                small, share = make(model, example)
             result = _call(small, example)
             result.float().sum().backward()
     except ImportError:
         return "not installed"
+    except TimeoutError:
+        return f"not done after {SECONDS} s"
     except Exception as error:
         return f"{type(error).__name__}: {str(error).strip().splitlines()[0][:70] if str(error).strip() else ''}"
     if result.shape != _call(model, example).shape:
@@ -66,6 +73,22 @@ def _verdict(make: Any, model: nn.Module, example: Any) -> str:
     if not any(p.grad is not None and bool(p.grad.abs().sum() > 0) for p in small.parameters()):
         return "no gradients"
     return "runs" if share <= 0.6 else f"only to {share:.0%}"
+
+
+@contextmanager
+def _limited() -> Iterator[None]:
+    """Inside, no more than `SECONDS` of processor time."""
+
+    def stop(*_: Any) -> None:
+        raise TimeoutError
+
+    before = signal.signal(signal.SIGVTALRM, stop)
+    signal.setitimer(signal.ITIMER_VIRTUAL, SECONDS)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, before)
 
 
 def _ours(model: nn.Module, example: Any) -> tuple[nn.Module, float]:
@@ -109,11 +132,20 @@ def _heads(model: nn.Module) -> dict[nn.Module, int]:
     """The number of heads of every query, key and value layer, as the peer asks for it."""
     found: dict[nn.Module, int] = {}
     for module in model.modules():
-        for attribute in ("num_attention_heads", "n_heads", "num_heads"):
-            count = getattr(module, attribute, None)
-            if isinstance(count, int):
-                found.update({child: count for name, child in module.named_children() if name in _QUERIES})
+        places = (module, getattr(module, "config", None))
+        children = {name: child for name, child in module.named_children() if name in _QUERIES}
+        count = _first(places, ("num_attention_heads", "n_heads", "num_heads", "n_head"))
+        if count is None or not children:
+            continue
+        shared = _first(places, ("num_key_value_heads",)) or count
+        found |= {child: shared if name in ("k_proj", "v_proj") else count for name, child in children.items()}
     return found
+
+
+def _first(places: tuple[Any, ...], names: tuple[str, ...]) -> int | None:
+    """The first of these attributes that is a number."""
+    values = (getattr(place, name, None) for place in places for name in names)
+    return next((value for value in values if isinstance(value, int)), None)
 
 
 def _outputs(model: nn.Module) -> list[nn.Module]:

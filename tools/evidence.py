@@ -6,6 +6,7 @@ import datetime
 import json
 import os
 import platform
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,18 @@ def keep_parts(
     known = json.loads(path.read_text("utf8"))["rows"] if path.is_file() else []
     kept = [*rows, *(row for row in known if row.get(column) in order and row[column] not in parts)]
     return sorted(kept, key=lambda row: order.index(row[column]))
+
+
+def fill_guide(page: str) -> None:
+    """Put the tables of the evidence into a page of the guide, each between its marks."""
+    path = FOLDER.parent / "guide" / f"{page}.md"
+    text = path.read_text("utf8")
+    for name in re.findall(r"<!-- ([a-z0-9-]+) -->\n", text):
+        file = FOLDER / f"{name}.md"
+        if name != "end" and file.is_file():
+            table = "\n".join(line for line in file.read_text("utf8").splitlines() if line.startswith("|"))
+            text = re.sub(rf"(<!-- {name} -->\n).*?(<!-- end -->)", rf"\1\n{table}\n\n\2", text, flags=re.DOTALL)
+    _write(path, text)
 
 
 def _cell(value: Any) -> str:

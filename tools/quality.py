@@ -24,7 +24,6 @@ import json
 import lzma
 import os
 import random
-import re
 import sys
 import tempfile
 import time
@@ -40,7 +39,7 @@ from torch.utils.data import Dataset, Subset
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from tools.evidence import FOLDER, record
+from tools.evidence import FOLDER, fill_guide, record
 
 import prunus
 from prunus.recovery import ReconstructOptions
@@ -108,7 +107,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=FOLDER)
     chosen = parser.parse_args()
     if chosen.name == "guide":
-        fill_guide()
+        fill_guide("quality")
         return
     network = NETWORKS[chosen.name]()
     path = chosen.folder / f"quality-{chosen.name}.json"
@@ -134,20 +133,6 @@ def main() -> None:
             print(rows[-1], flush=True)
             rows.sort(key=lambda row: METHODS.index(row["method"]))
             record(f"quality-{chosen.name}", rows, network.note, chosen.folder)
-
-
-GUIDE = Path(__file__).resolve().parents[1] / "docs" / "guide" / "quality.md"
-
-
-def fill_guide() -> None:
-    """Put the tables of the evidence into the guide, each between its marks."""
-    text = GUIDE.read_text("utf8")
-    for name in re.findall(r"<!-- ([a-z0-9-]+) -->\n", text):
-        path = FOLDER / f"{name}.md"
-        if name != "end" and path.is_file():
-            table = "\n".join(line for line in path.read_text("utf8").splitlines() if line.startswith("|"))
-            text = re.sub(rf"(<!-- {name} -->\n).*?(<!-- end -->)", rf"\1\n{table}\n\n\2", text, flags=re.DOTALL)
-    GUIDE.write_text(text, "utf8")
 
 
 def resident(mark: str) -> float:

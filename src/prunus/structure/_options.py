@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
@@ -103,6 +104,8 @@ def looked_at(data: Any, options: Options) -> list[Batch]:
 def shares_from(fraction: object, options: Options) -> float | Mapping[str, float]:
     """The fraction, or fractions by name, checked."""
     if isinstance(fraction, Mapping):
+        if not fraction:
+            raise BadInput("Fractions by name are empty: name at least one group of units, with the share that stays.")
         for name, share in fraction.items():
             shares_from(share, options)
             if not isinstance(name, str):
@@ -110,7 +113,7 @@ def shares_from(fraction: object, options: Options) -> float | Mapping[str, floa
         if options.depth or options.measure == "time":
             raise BadInput('Fractions by name are of units: depth=True and measure="time" need one number instead.')
         return fraction
-    if isinstance(fraction, bool) or not isinstance(fraction, (int, float)) or not 0 < fraction < 1:
+    if isinstance(fraction, bool) or not isinstance(fraction, numbers.Real) or not 0 < fraction < 1:
         raise BadInput(f"The fraction is what stays and must lie between 0 and 1, not {fraction!r}.")
     return float(fraction)
 

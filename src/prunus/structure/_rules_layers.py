@@ -177,6 +177,12 @@ def _batch_norm(walk: Walk, site: Site, args: Sequence[Any], kwargs: Mapping[str
     return [out, Labels(()), Labels(())] if site.several else out
 
 
+@rule("prelu", "_prelu_kernel")
+def _prelu(walk: Walk, site: Site, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Result:
+    x, slopes = args[0], args[1]
+    return walk.pointwise(site, [x], x.shape) if slopes.shape == (1,) else _per_channel(walk, site, x, [slopes])
+
+
 @rule("group_norm")
 def _group_norm(walk: Walk, site: Site, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Result:
     x, groups = args[0], int(args[1])

@@ -15,7 +15,7 @@ from torch import nn
 from prunus.adapters import Batch
 from prunus.contract import Masks
 from prunus.errors import BadInput
-from prunus.graph import read
+from prunus.graph import read, unwrapped
 from prunus.structure import _depth, _latency, _surgery, costs
 from prunus.structure._call import Example, example_for
 from prunus.structure._choice import Known, learn, shares_of_damage, widths, widths_by_name
@@ -63,7 +63,7 @@ class Removal:
     """A choice of units, as masks and as a smaller model.
 
     Attributes:
-        model: The original model, as it was given.
+        model: The original model, without wrappers.
         coupling: The groups of units the choice was made among.
         stays: For every unit of the model, whether it stays.
         example: What the model is called with.
@@ -104,7 +104,7 @@ def find_removal(
     """Choose the units that leave, and make the smaller model; `model` is not touched.
 
     Args:
-        model: Any module.
+        model: Any module; DataParallel, DistributedDataParallel and torch.compile wrappers are taken off.
         fraction: The share of the measure that stays, between 0 and 1; or {glob: share} of the units of named groups.
         example: What the model is called with: a tensor, a tuple, or a dictionary by name.
         data: A data set or batches, or None.
@@ -127,6 +127,7 @@ def find_removal(
     """
     wanted = options_from(options)
     shares = shares_from(fraction, wanted)
+    model = unwrapped(model)
     batches = looked_at(data, wanted)
     search = _Search(model, example_for(model, example), batches, wanted)
     if isinstance(shares, float):
@@ -331,7 +332,8 @@ def shrink(
     smaller model is run and compared with the original under the same choice as masks.
 
     Args:
-        model: Any module; it is not touched.
+        model: Any module; it is not touched. DataParallel, DistributedDataParallel and torch.compile wrappers are taken
+            off.
         fraction: The share of the measure that stays, between 0 and 1; or {glob: share} of the units of named groups.
         example: What the model is called with: a tensor, a tuple, or a dictionary by name. One or two rows are enough.
         data: A data set or batches. With it the default score is "reconstruction", the default allocation "damage", and
@@ -382,12 +384,13 @@ def _without_failing(model: nn.Module, coupling: Coupling, example: Example, err
     for at, group in enumerate(coupling.groups):
         families.setdefault(re.sub(r"\d+", "*", group.name) + group.kind, []).append(at)
     bad: dict[int, str] = {}
-    for members in families.values():
-        keep = {at: np.arange(len(coupling.groups[at])) > 0 for at in members}
-        try:
-            _surgery.operate(model, coupling, coupling.kept(keep), example)
-        except BadInput as problem:
-            bad.update({at: str(problem).partition(": ")[2].rstrip(".") for at in members})
-    if not bad:
-        raise error
-    return coupling.without(bad)
+    for trial in (lambda size: np.arange(size) > 0, lambda size: np.arange(size) % 2 > 0):  # one unit leaves, or half
+        for members in families.values():
+            keep = {at: trial(len(coupling.groups[at])) for at in members}
+            try:
+                _surgery.operate(model, coupling, coupling.kept(keep), example)
+            except BadInput as problem:
+                bad.update({at: str(problem).partition(": ")[2].rstrip(".") for at in members})
+        if bad:
+            return coupling.without(bad)
+    raise error

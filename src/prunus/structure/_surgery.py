@@ -29,6 +29,7 @@ _SIZES: dict[type[nn.Module], dict[str, tuple[str, int]]] = {
     nn.Linear: {"in_features": ("weight", 1), "out_features": ("weight", 0)},
     nn.modules.batchnorm._NormBase: {"num_features": ("running_mean", 0)},
     nn.GroupNorm: {"num_channels": ("weight", 0)},
+    nn.PReLU: {"num_parameters": ("weight", 0)},
     nn.Embedding: {"embedding_dim": ("weight", 1)},
     nn.RNNBase: {"input_size": ("weight_ih_l0", 1), "hidden_size": ("weight_hh_l0", 1)},
 }
@@ -84,7 +85,8 @@ def masks_of(model: nn.Module, coupling: Coupling, stays: Array) -> Masks:
     plain = plain_names([name for name, _ in model.named_parameters(remove_duplicate=False)])
     masks = {}
     parameters = dict(model.named_parameters(remove_duplicate=False))
-    for name in dict.fromkeys(p.weight for p in coupling.walk.products if p.weight in parameters):
+    matrices = [name for name, value in parameters.items() if value.ndim > 1 and name in coupling.walk.tensors]
+    for name in dict.fromkeys([*(p.weight for p in coupling.walk.products if p.weight in parameters), *matrices]):
         assert name is not None
         mask = torch.ones(parameters[name].shape, dtype=torch.bool)
         for block in coupling.walk.tensors[name].blocks:
@@ -341,13 +343,16 @@ def _difference(model: nn.Module, example: Example, expected: list[Tensor] | Non
 def _place(error: Exception, model: nn.Module) -> str:
     """Where in the model's own code an error came from."""
     names = {id(module): name for name, module in model.named_modules()}
-    place = ""
+    place, called, owner = "", False, None
     trace = error.__traceback__
     while trace is not None:
-        held = trace.tb_frame.f_locals.get("self")
-        if isinstance(held, nn.Module) and id(held) in names and not type(held).__module__.startswith("torch.nn."):
-            code = trace.tb_frame.f_code
-            place = f"{names[id(held)] or type(held).__name__} ({code.co_qualname}, line {trace.tb_lineno})"
+        code, held = trace.tb_frame.f_code, trace.tb_frame.f_locals.get("self")
+        if code.co_filename == nn.Module.__call__.__code__.co_filename:
+            own = id(held) in names and not type(held).__module__.startswith("torch.nn.")
+            owner, called = (held, True) if own else (None, False)
+        elif called or (owner is not None and held is owner):  # its forward, and what that calls of its own
+            place = f"{names[id(owner)] or type(owner).__name__} ({code.co_qualname}, line {trace.tb_lineno})"
+            called = False
         trace = trace.tb_next
     where = f"the code of {place} fixes a size: " if place else ""
     return f"{where}{first_line(error).rstrip('.')}"

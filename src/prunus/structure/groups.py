@@ -7,7 +7,7 @@ entries of norms and biases in between. A group holds units of the same make, sa
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -154,7 +154,7 @@ def find_groups(walk: Walk, model: nn.Module, *, named: Iterable[str] = (), excl
     places = _places(walk, classes)
     makers = {(p.weight, p.outputs): p for p in walk.products if p.weight is not None}
     readers = {(p.weight, p.inputs): p for p in walk.products if p.weight is not None}
-    fixed = _fixed(walk, classes, pinned, makers)
+    fixed = [*_fixed(walk, classes, pinned, makers), *_computed(model)]
     excluded = _excluded([weight for weight, _ in makers], exclude)
     attention = _attention_classes(walk, classes)
     found: dict[tuple[Any, ...], list[int]] = {}
@@ -277,6 +277,14 @@ def _fixed(
                 if len(reasons) == block.atoms.size:
                     fixed.append(FixedLayer(_layer(weight), block.atoms.size, reasons[0]))
     return fixed
+
+
+def _computed(model: nn.Module) -> Iterator[FixedLayer]:
+    """Layers whose weights are no parameters of their own: they cannot be cut."""
+    for name, module in model.named_modules():
+        for tensor in getattr(module, "parametrizations", ()):
+            reason = f"its {tensor} is computed; torch.nn.utils.parametrize.remove_parametrizations makes it plain"
+            yield FixedLayer(name, len(getattr(module, tensor)), reason)
 
 
 def _attention_classes(walk: Walk, classes: Array) -> set[int]:
