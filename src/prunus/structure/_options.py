@@ -113,7 +113,7 @@ def shares_from(fraction: object, options: Options) -> float | Mapping[str, floa
         if options.depth or options.measure == "time":
             raise BadInput('Fractions by name are of units: depth=True and measure="time" need one number instead.')
         return fraction
-    if isinstance(fraction, bool) or not isinstance(fraction, numbers.Real) or not 0 < fraction < 1:
+    if isinstance(fraction, bool) or not isinstance(fraction, numbers.Real) or not 0 < float(fraction) < 1:
         raise BadInput(f"The fraction is what stays and must lie between 0 and 1, not {fraction!r}.")
     return float(fraction)
 
