@@ -57,6 +57,11 @@ def test_every_public_name_of_every_room_is_on_its_page(site: Path) -> None:
             assert not missing, f"{page.name} lacks {missing}"
 
 
+def test_examples_are_shown_as_code(site: Path) -> None:
+    for page in (site / "reference").glob("*.html"):
+        assert "<blockquote>" not in page.read_text("utf8"), page.name
+
+
 @pytest.mark.parametrize("width", [1280, 390])
 def test_pages_open_from_disk(site: Path, chromium: Any, width: int) -> None:
     context = chromium.new_context(viewport={"width": width, "height": 900}, offline=True)
