@@ -104,6 +104,7 @@ def main() -> None:
     parser.add_argument("--cells", nargs="*", help="some of the cells, as in balanced:16@0.5")
     parser.add_argument("--steps", type=int, default=600, help="length of the distillation")
     parser.add_argument("--work", type=Path, help="keep the state of a cell here, to go on with it")
+    parser.add_argument("--keep", type=Path, help="write the pruned networks here")
     parser.add_argument("--folder", type=Path, default=FOLDER)
     chosen = parser.parse_args()
     if chosen.name == "guide":
@@ -111,7 +112,7 @@ def main() -> None:
         return
     network = NETWORKS[chosen.name]()
     path = chosen.folder / f"quality-{chosen.name}.json"
-    rows: list[dict[str, Any]] = json.loads(path.read_text("utf8"))["rows"] if path.is_file() else []
+    rows = known(path)
     work = Path(chosen.work or tempfile.mkdtemp(prefix="prunus-")) / chosen.name
     cells = [cell for cell in network.cells if not chosen.cells or f"{cell[0]}@{cell[1]:g}" in chosen.cells]
     for method in chosen.only:
@@ -129,10 +130,28 @@ def main() -> None:
             if method == "reconstruct":
                 row["memory MB"] = round(max(0.0, resident("VmHWM") - before))
             print(key, row, flush=True)
-            rows.append({**key, **network.judge(model), **(row if method != "dense" else {})})
-            print(rows[-1], flush=True)
+            if chosen.keep and method != "dense":
+                keep(model, chosen.keep / f"{method}-{pattern.replace(':', '-')}-{sparsity:g}")
+            found = {**key, **network.judge(model), **(row if method != "dense" else {})}
+            print(found, flush=True)
+            rows = [*known(path), found]  # another run may have added rows meanwhile
             rows.sort(key=lambda row: METHODS.index(row["method"]))
             record(f"quality-{chosen.name}", rows, network.note, chosen.folder)
+
+
+def keep(model: nn.Module, folder: Path) -> None:
+    """Write a pruned network: as a folder of transformers where it is such a network, else its weights."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if hasattr(model, "save_pretrained"):
+        model.save_pretrained(folder)
+    else:
+        prunus.models.save_weights(model, folder / "model.safetensors")
+
+
+def known(path: Path) -> list[dict[str, Any]]:
+    """The rows measured so far."""
+    rows: list[dict[str, Any]] = json.loads(path.read_text("utf8"))["rows"] if path.is_file() else []
+    return rows
 
 
 def resident(mark: str) -> float:

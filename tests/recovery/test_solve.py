@@ -158,3 +158,12 @@ def test_moments_that_rounding_made_indefinite_are_damped_until_they_can_be_fact
     assert bool(torch.linalg.cholesky_ex(made).info == 0)
     fine = torch.eye(8).unsqueeze(0)
     assert torch.equal(damped(fine, 0.5), 1.5 * fine)
+
+
+def test_conjugate_gradients_end_when_little_is_left_to_gain() -> None:
+    task = problem("linear", "balanced:8")
+    mask = task.choose(task.weight.square())
+    whole, short = optimum(task, mask), optimum(task, mask, gain=1e-3)
+    best, reached = float(errors(task, whole).sum()), float(errors(task, short).sum())
+    assert not torch.equal(whole, short)
+    assert best <= reached <= best * 1.05

@@ -15,6 +15,7 @@ from prunus.recovery._options import ReconstructOptions
 from prunus.recovery._solve import Problem, alternate, damped, errors, optimum, sweep
 
 TRIAL = 10  # steps of conjugate gradients before two masks are compared
+GAIN = 1e-4  # a step that lowers the error by less is the last one
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,14 +140,14 @@ def find(problem: Problem, refine: int) -> tuple[Tensor, Tensor]:
         mask = problem.choose(weight * (weight @ problem.moments.to(weight.dtype)))
         candidates.append((mask, weight * mask))
     if refine:
-        candidates.append(alternate(problem, refine))
-    best_mask, best = candidates[0][0], optimum(problem, *candidates[0], rounds=TRIAL)
+        candidates.append(alternate(problem, refine, candidates[0][0]))
+    best_mask, best = candidates[0][0], optimum(problem, *candidates[0], rounds=TRIAL, gain=GAIN)
     for mask, values in candidates[1:]:
-        values = optimum(problem, mask, values, rounds=TRIAL)
+        values = optimum(problem, mask, values, rounds=TRIAL, gain=GAIN)
         was, now = errors(problem, best), errors(problem, values)
         better = (now < was).unsqueeze(-1) if problem.by_row else now.sum() < was.sum()
         best_mask, best = torch.where(better, mask, best_mask), torch.where(better, values, best)
-    return best_mask, optimum(problem, best_mask, best)
+    return best_mask, optimum(problem, best_mask, best, gain=GAIN)
 
 
 @torch.no_grad()

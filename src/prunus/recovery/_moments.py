@@ -51,7 +51,7 @@ class Moments:
     def add(self, dense: Tensor, pruned: Tensor, part: slice = slice(None)) -> None:
         """Lines (places, groups, columns) of both networks, for the groups in `part`."""
         x, z = _precise(dense).transpose(0, 1), _precise(pruned).transpose(0, 1)
-        self.own[part] += z.transpose(1, 2) @ z
+        _add_square(self.own[part], z)
         self.cross[part] += x.transpose(1, 2) @ z
         self.dense[part] += x.sum(1)
         self.pruned[part] += z.sum(1)
@@ -78,6 +78,16 @@ class Moments:
         name = use.weight.name
         self.outputs[name] = self.outputs.get(name, 0.0) + values.sum(1)
         self.squares[name] = self.squares.get(name, 0.0) + values.square().sum(1)
+
+
+def _add_square(total: Tensor, lines: Tensor, block: int = 384) -> None:
+    """Add z^T z (groups, columns, columns) of lines z (groups, places, columns), each block of columns pair once."""
+    columns = lines.shape[-1]
+    for begin in range(0, columns, block):
+        own, rest = slice(begin, min(begin + block, columns)), slice(begin + block, columns)
+        product = lines[..., own].transpose(1, 2) @ lines[..., begin:]
+        total[..., own, begin:] += product
+        total[..., rest, own] += product[..., block:].transpose(1, 2)
 
 
 def _precise(lines: Tensor) -> Tensor:
@@ -283,7 +293,7 @@ def _seen(
     args, kwargs = walk.inputs(index)
     recorder = Recorder(weights, see, None, keep, summed if stage.summed else None, blank)
     with recorder, contextlib.suppress(Stop):
-        output = walk.module(*args, **kwargs)
+        output = walk.call(index, args, kwargs)
         if through:
             walk.store(index, output)
     return uses[:needed], beside[0] if beside else None

@@ -35,7 +35,7 @@ class ReconstructOptions:
 
     damping: float = 0.01
     towards: float = 1.0
-    refine: int = 60
+    refine: int = 24
     descent: int = 0
     rate: float = 0.01
     batch_size: int = 64

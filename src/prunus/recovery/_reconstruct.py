@@ -351,16 +351,23 @@ class _Reconstruction:
     def _unit(self, unit: str, stages: list[Stage]) -> None:
         self._settle(self.between)
         self.settled, self.between = self.between, _outside(unit, stages)
-        for stage in stages:
+        for number, stage in enumerate(stages):
             # Where batch norms follow, the dense unit is needed once more to settle them.
             last = stage is stages[-1] and not stage.after and not stage.norms
             moments = measure(self.old, self.new, stage, self.weights, self.originals, self.keeps, last)
             for name in stage.names:
                 self._layer(name, stage, moments)
             self._settle(name for name in stage.after if name not in self.between)
+            if stage is not stages[-1]:
+                done, waiting = (
+                    [n for each in part for n in each.names] for part in (stages[: number + 1], stages[number + 1 :])
+                )
+                for walk, weights in ((self.old, self.originals), (self.new, self.weights)):
+                    walk.settle((weights[n].parameter for n in done), (weights[n].parameter for n in waiting))
         if not stages or not last:
             self.old.advance()
         if self.options.descent and len(stages) > 1:
+            self.new.settled = {}
             masks = {self.weights[n].parameter: self.done[n].mask for stage in stages for n in stage.names}
             descend(self.new, self.old, masks, self.keeps, self.options)  # type: ignore[arg-type]
 

@@ -236,5 +236,9 @@ def _spread_patches(
 
 def norms_of(model: nn.Module) -> dict[int, nn.Module]:
     """The batch norms of a model by the storage of their running mean."""
-    kinds = nn.modules.batchnorm._BatchNorm
-    return {storage(m.running_mean): m for m in model.modules() if isinstance(m, kinds) and m.running_mean is not None}
+    return {storage(m.running_mean): m for m in model.modules() if is_batch_norm(m) and m.running_mean is not None}
+
+
+def is_batch_norm(module: nn.Module) -> bool:
+    """Is this a batch norm of any dimension?"""
+    return isinstance(module, nn.modules.batchnorm._BatchNorm)

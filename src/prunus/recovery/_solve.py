@@ -78,8 +78,11 @@ def errors(problem: Problem, solution: Tensor) -> Tensor:
     return (change @ problem.moments.to(solution.dtype) * change).sum(-1).clamp_min(0.0)
 
 
-def optimum(problem: Problem, mask: Tensor, start: Tensor | None = None, rounds: int = 60) -> Tensor:
-    """The least-squares solution with zeros outside `mask`, by conjugate gradients scaled with the diagonal."""
+def optimum(problem: Problem, mask: Tensor, start: Tensor | None = None, rounds: int = 60, gain: float = 0.0) -> Tensor:
+    """The least-squares solution with zeros outside `mask`, by conjugate gradients scaled with the diagonal.
+
+    It ends when a round lowers the error of all rows together by less than the part `gain` of it.
+    """
     kind = problem.dtype
     tolerance = 1e-14 if kind == torch.float64 else 1e-8
     moments, weight = problem.moments.to(kind), problem.weight.to(kind)
@@ -87,7 +90,9 @@ def optimum(problem: Problem, mask: Tensor, start: Tensor | None = None, rounds:
     moments = moments * scale * scale.transpose(-1, -2)
     target = (weight / scale) @ moments
     solution = (weight if start is None else start.to(kind)) / scale * mask
-    residual = (target - solution @ moments) * mask
+    residual = target - solution @ moments
+    error = float(((weight / scale - solution) * residual).sum(dtype=torch.float64))
+    residual = residual * mask
     direction = residual
     power = residual.square().sum(-1, keepdim=True)
     enough = tolerance * target.square().sum(-1, keepdim=True)
@@ -98,10 +103,13 @@ def optimum(problem: Problem, mask: Tensor, start: Tensor | None = None, rounds:
         step = power / (direction * product).sum(-1, keepdim=True).clamp_min(1e-300 if kind == torch.float64 else 1e-37)
         step = torch.where(power > enough, step, torch.zeros_like(step))
         solution = solution + step * direction
+        gained = float((step * power).sum(dtype=torch.float64))
         residual = (residual - step * product) * mask
         fresh = residual.square().sum(-1, keepdim=True)
         direction = residual + torch.where(power > 0, fresh / power, torch.zeros_like(power)) * direction
-        power = fresh
+        power, error = fresh, error - gained
+        if gained < gain * error:
+            break
     return torch.where(mask, solution * scale, torch.zeros_like(solution))
 
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from prunus.adapters import Batch, call
 from prunus.errors import BadInput
 from prunus.layers import Weight
-from prunus.recovery._record import Stop
+from prunus.recovery._record import Stop, is_batch_norm, storage
 
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -213,6 +213,9 @@ class UnitWalk:
         self.here = 0
         self.keep_all = False
         self.coming: Shelf | None = None
+        self.settled: dict[nn.Module, dict[int, Any]] = {}
+        self.counts: dict[str, int] | None = None
+        self.room = memory / 5
 
     @property
     def module(self) -> nn.Module:
@@ -249,7 +252,49 @@ class UnitWalk:
     def run(self, index: int) -> Any:
         """The output of the present unit on batch number `index`."""
         args, kwargs = self.inputs(index)
-        return self.module(*args, **kwargs)
+        return self.call(index, args, kwargs)
+
+    def call(self, index: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The output of the present unit for inputs of batch number `index`; settled parts run once for each batch."""
+        with ExitStack() as stack:
+            for part, known in self.settled.items():
+                stack.enter_context(_forward(part, self._again(part, known, index)))
+            return self.module(*args, **kwargs)
+
+    def _again(self, part: nn.Module, known: dict[int, Any], index: int) -> Callable[..., Any]:
+        """What a settled part computes: what it gave before, where that was kept."""
+        if index in known:
+            return lambda *args, **kwargs: _map(known[index], torch.clone)
+        forward = part.forward
+
+        def first(*args: Any, **kwargs: Any) -> Any:
+            given = list(leaves((args, kwargs)))
+            versions, places = [tensor._version for tensor in given], set(map(_place, given))
+            output = forward(*args, **kwargs)
+            taken = sum(_bytes(value) for each in self.settled.values() for value in each.values())
+            # A part that works in place, or gives what it was given, does more than return new tensors.
+            alone = versions == [tensor._version for tensor in given] and places.isdisjoint(map(_place, leaves(output)))
+            if alone and taken + _bytes(output) <= self.room:
+                known[index] = _map(output, lambda tensor: tensor.detach().clone())
+            return output
+
+        return first
+
+    def settle(self, done: Iterable[Tensor], waiting: Iterable[Tensor]) -> None:
+        """Parts of the present unit with weights that are `done`, none `waiting` and no batch norm change no more.
+
+        From now on they run once for each batch and their outputs are kept, as far as there is room.
+        """
+        ready, open_ = {id(weight) for weight in done}, {id(weight) for weight in waiting}
+        if self.counts is None:
+            self.counts = _order(self.model, self.batches[0])[1]
+        unit, chosen = self.units[self.here], dict[str, nn.Module]()
+        for name, part in self.module.named_modules(prefix=unit):
+            holds = {id(parameter) for parameter in part.parameters()}
+            fixed = holds & ready and not holds & open_ and not any(map(is_batch_norm, part.modules()))
+            if name != unit and fixed and self.counts.get(name) == 1 and not any(_inside(name, up) for up in chosen):
+                chosen[name] = part
+        self.settled = {part: self.settled.get(part, {}) for part in chosen.values()}
 
     def advance(self) -> None:
         """Run the present unit on all batches and move on to the next."""
@@ -272,6 +317,7 @@ class UnitWalk:
         if not self.keep_all:
             self.kept = {}
         self.coming = None
+        self.settled = {}
         self.here += 1
 
 
@@ -302,6 +348,10 @@ def looks_back(model: nn.Module, units: Sequence[str], batch: Batch) -> bool:
 def _finite(tensor: Tensor) -> bool:
     # Masks of attention hold -inf by design.
     return not tensor.is_floating_point() or not bool(torch.isnan(tensor).any())
+
+
+def _place(tensor: Tensor) -> int:
+    return storage(tensor) if tensor.layout is torch.strided else id(tensor)
 
 
 def _poison(form: Tensor) -> Tensor:

@@ -1,0 +1,82 @@
+"""Parts of a unit that change no more run once for each batch."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from prunus.adapters import as_batch
+from prunus.recovery._moments import _add_square
+from prunus.recovery._units import UnitWalk
+
+
+class _Counted(nn.Linear):
+    """Counts how often it runs."""
+
+    runs = 0
+
+    def forward(self, input: Tensor) -> Tensor:
+        self.runs += 1
+        return super().forward(input)
+
+
+class _InPlace(_Counted):
+    """Changes what it is given."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        input.add_(1.0)
+        return super().forward(input)
+
+
+class _Block(nn.Module):
+    """One linear layer that runs once, one that works in place, one that runs twice, and one that is not done."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.once, self.changing, self.twice, self.last = _Counted(4, 4), _InPlace(4, 4), _Counted(4, 4), _Counted(4, 4)
+        self.normed = nn.Sequential(_Counted(4, 4), nn.BatchNorm1d(4))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        hidden = self.once(inputs).relu_()
+        hidden = self.changing(hidden) + hidden
+        hidden = self.twice(self.twice(hidden))
+        found: Tensor = self.last(self.normed(hidden))
+        return found
+
+
+def test_settled_parts_run_once_and_the_output_stays() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), _Block()).eval()
+    block = model[1]
+    assert isinstance(block, _Block)
+    batches = [as_batch(torch.randn(3, 4)) for _ in range(2)]
+    plain, walk = (UnitWalk(model, ["0", "1"], batches) for _ in range(2))
+    with torch.no_grad():
+        for each in (plain, walk):
+            each.advance()
+        walk.settle([p for name, p in block.named_parameters() if "last" not in name], [block.last.weight])
+        wanted = [plain.run(index) for index in range(2)]
+        parts = (block.once, block.changing, block.twice, block.normed[0], block.last)
+        before = [part.runs for part in parts]
+        for _ in range(3):
+            assert all(torch.equal(walk.run(index), wanted[index]) for index in range(2))
+    # Two batches, three passes: kept outputs; work in place; two runs in a pass; a batch norm beside it; not done.
+    assert [part.runs - was for part, was in zip(parts, before)] == [2, 6, 12, 2, 6]
+
+
+def test_a_part_with_a_batch_norm_inside_and_one_without_room_are_not_kept() -> None:
+    model = nn.Sequential(_Block()).eval()
+    batches = [as_batch(torch.randn(3, 4))]
+    walk = UnitWalk(model, ["0"], batches, memory=0.0)
+    with torch.no_grad():
+        walk.settle(list(model.parameters()), [])
+        assert model[0].normed not in walk.settled
+        walk.run(0)
+    assert not any(walk.settled.values())
+
+
+def test_squares_of_lines_are_added_block_by_block() -> None:
+    lines = torch.randn(2, 30, 10, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    total = torch.ones(2, 10, 10, dtype=torch.float64)
+    _add_square(total, lines, block=4)
+    assert torch.allclose(total, 1 + lines.transpose(1, 2) @ lines, rtol=1e-12)
