@@ -147,8 +147,9 @@ def test_nothing_moves_at_sparsity_zero() -> None:
     assert distance(kept, dense, inputs) < 1e-8
 
 
-def test_activations_beyond_the_memory_go_to_files_and_change_nothing() -> None:
-    dense, inputs = network("skipping")
+@pytest.mark.parametrize("kind", ["skipping", "residual", "attending"])
+def test_activations_beyond_the_memory_go_to_files_and_change_nothing(kind: str) -> None:
+    dense, inputs = network(kind)
     here, there = copy.deepcopy(dense), copy.deepcopy(dense)
     prunus.reconstruct(here, 0.5, inputs)
     prunus.reconstruct(there, 0.5, inputs, options=ReconstructOptions(memory=1000))

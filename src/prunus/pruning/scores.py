@@ -334,9 +334,10 @@ def _record_inputs(squares: dict[int, Tensor]) -> Callable[[nn.Module, Any, Any]
         value = next((item for item in inputs if isinstance(item, Tensor)), None)
         if value is None or not value.is_floating_point():
             return
-        convolution = hasattr(module, "kernel_size")
-        channels_last = value.transpose(1, -1) if convolution and value.dim() > 2 else value
-        square = channels_last.detach().double().square().reshape(-1, channels_last.shape[-1]).sum(0)
+        axis = 1 if hasattr(module, "kernel_size") and value.dim() > 2 else value.dim() - 1
+        others = [place for place in range(value.dim()) if place != axis]
+        square = value.detach().double().square()
+        square = square.sum(others) if others else square
         squares[id(module)] = squares.get(id(module), torch.zeros_like(square)) + square
 
     return hook

@@ -185,12 +185,16 @@ def measure(
     doubtful = False
     for index, keep in enumerate(keeps):
         there, full = _seen(dense, [originals[name] for name in stage.names], stage, index, keep, last)
-        here, part = _seen(pruned, [weights[name] for name in stage.names], stage, index, keep)
+        alike = pruned is dense  # then nothing needs to run twice
+        here, part = (
+            (there, full) if alike else _seen(pruned, [weights[name] for name in stage.names], stage, index, keep)
+        )
         if [use.weight.name for use in there] != [use.weight.name for use in here]:
             raise BadInput(f"The model does not run {stage.names[0]!r} in the same way twice; exclude it.")
         alone = len(stage.names) == 1
         for old, new in zip(there, here) if alone else [(there[0], here[0])]:
-            x, z = old.columns(), new.columns()
+            z = new.columns()
+            x = z if alike else old.columns()
             if not bool(torch.isfinite(z.sum()) & torch.isfinite(x.sum())):
                 raise BadInput(f"The inputs of {new.weight.name!r} hold NaN or Inf: mend the model or the data.")
             if found is None:

@@ -164,7 +164,8 @@ class Shelf:
             self.folder = tempfile.TemporaryDirectory(prefix="prunus-")
         self.used += 1
         path = Path(self.folder.name) / f"{self.used}"
-        kept = torch.from_file(str(path), shared=True, size=tensor.numel(), dtype=tensor.dtype).view(tensor.shape)
+        kept = torch.from_file(str(path), shared=True, size=tensor.numel(), dtype=tensor.dtype)
+        kept = kept.as_strided(tensor.shape, torch.empty_like(tensor, device="meta").stride())  # as a clone has it
         path.unlink()  # the mapping keeps it alive, and it goes with the tensor
         kept.copy_(tensor)
         kept._prunus_spilled = True  # type: ignore[attr-defined]
