@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, TypeGuard, cast
 
 import torch
 import torch.nn.functional as F
@@ -239,6 +239,6 @@ def norms_of(model: nn.Module) -> dict[int, nn.Module]:
     return {storage(m.running_mean): m for m in model.modules() if is_batch_norm(m) and m.running_mean is not None}
 
 
-def is_batch_norm(module: nn.Module) -> bool:
+def is_batch_norm(module: nn.Module) -> TypeGuard[nn.modules.batchnorm._BatchNorm]:
     """Is this a batch norm of any dimension?"""
     return isinstance(module, nn.modules.batchnorm._BatchNorm)
