@@ -1,4 +1,4 @@
-"""The tables of the guide's pages on quality and on smaller networks are those of the evidence."""
+"""The tables of the guide's pages on quality, smaller networks and Hugging Face folders are those of the evidence."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PAGES = {name: (ROOT / "docs" / "guide" / f"{name}.md").read_text("utf8") for name in ("quality", "shrink")}
+NAMES = ("quality", "shrink", "hugging-face")
+PAGES = {name: (ROOT / "docs" / "guide" / f"{name}.md").read_text("utf8") for name in NAMES}
 MARKS = [
     (page, name) for page, text in PAGES.items() for name in re.findall(r"<!-- ([a-z0-9-]+) -->", text) if name != "end"
 ]

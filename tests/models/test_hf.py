@@ -71,25 +71,6 @@ def test_the_librarys_own_loader_refuses_and_so_does_ours(tmp_path: Path) -> Non
         load_pretrained(tmp_path / "dense")
 
 
-def test_embeddings_in_fewer_bits(tmp_path: Path) -> None:
-    model = small("bert", vocab_size=2000)
-    prunus.prune(model, 0.75, pattern="balanced:16")
-    example = example_input(model)
-    fast = prunus.compress(model, example=example, select="always")
-    sizes = {}
-    for dtype, allowed in ((None, 0.0), (torch.bfloat16, 0.01), (torch.int8, 0.02)):
-        path = prunus.sparse.save(fast, tmp_path / f"{dtype}", embeddings=dtype)
-        sizes[dtype] = path.stat().st_size
-        again = prunus.sparse.load(path, small("bert", vocab_size=2000))
-        with torch.no_grad():
-            one, two = again(**example).last_hidden_state, fast(**example).last_hidden_state
-        assert float((one - two).norm() / two.norm()) <= 3 * allowed
-        assert again.embeddings.word_embeddings.weight.dtype == torch.float32
-        if dtype is not None:
-            assert max(prunus.sparse.embedding_errors(fast, dtype).values()) <= allowed
-    assert sizes[torch.int8] < sizes[torch.bfloat16] < sizes[None]
-
-
 @pytest.mark.parametrize(
     ("make", "said"),
     [

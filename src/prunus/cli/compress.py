@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -32,9 +33,7 @@ def compress(
         bool, Parameter(negative="", help="Run ReLUs and residual sums inside the layer before them.")
     ] = False,
     threads: Annotated[int | None, Parameter(help="Threads to measure with; torch's own number otherwise.")] = None,
-    embeddings: Annotated[
-        str | None, Parameter(help="Store embeddings as bfloat16 or int8 in the file; float32 otherwise.")
-    ] = None,
+    embeddings: Annotated[str | None, Parameter(help="Round embeddings, and store them so: bfloat16 or int8.")] = None,
     output: Annotated[
         Path | None,
         Parameter(alias="-o", help="Where it goes: a safetensors file, or a folder (hf:)."),
@@ -73,12 +72,13 @@ def compress(
     inputs = None if activations is None else _dtype(activations)
     stored = torch.int8 if inputs is not None and dtype == "float32" else _dtype(dtype)
     # Only the export reads the dense network again.
-    fast = sparse.compress(network, kept, example, select, stored, inputs, fuse=fuse, release=onnx is None)
+    tables = None if embeddings is None else _dtype(embeddings)
+    fast = sparse.compress(
+        network, kept, example, select, stored, inputs, embeddings=tables, fuse=fuse, release=onnx is None
+    )
     record: dict[str, Any] = {"model": model, "layers": sparse.explain(fast), **_sizes(network, fast)}
     if output is not None:
-        record["file"] = str(_saved(fast, output, model, None if embeddings is None else _dtype(embeddings)))
-        if embeddings is not None:
-            record["embedding_errors"] = sparse.embedding_errors(fast, _dtype(embeddings))
+        record["file"] = str(_saved(fast, output, model))
         files = output.rglob("*") if output.is_dir() else [output]
         record["file_bytes"] = sum(file.stat().st_size for file in files if file.is_file())
     if onnx is not None:
@@ -88,19 +88,19 @@ def compress(
     _print(record, json)
 
 
-def _saved(fast: Any, output: Path, model: str, embeddings: Any) -> Path:
+def _saved(fast: Any, output: Path, model: str) -> Path:
     """One file; of a Hugging Face model, where the name has no ending, a folder with config and tokenizer."""
     from prunus import sparse
     from prunus.errors import BadFile
     from prunus.models.hf import PREFIX, tokenizer_of
 
     if output.suffix or not model.startswith(PREFIX):
-        return sparse.save(fast, output, embeddings=embeddings)
+        return sparse.save(fast, output)
     try:
         tokenizer = tokenizer_of(model.removeprefix(PREFIX))
     except BadFile:  # an image model has none
         tokenizer = None
-    sparse.save_pretrained(fast, output, tokenizer, embeddings)
+    sparse.save_pretrained(fast, output, tokenizer)
     return output
 
 
@@ -116,8 +116,10 @@ def _dtype(name: str) -> Any:
 
 
 def _sizes(network: Any, fast: Any) -> dict[str, int]:
-    dense = sum(tensor.nbytes for tensor in network.state_dict().values())
-    return {"dense_bytes": dense, "bytes": sum(tensor.nbytes for tensor in fast.state_dict().values())}
+    """Bytes in memory; a tensor that has several names counts once."""
+    states = [{id(tensor): tensor for tensor in one.state_dict(keep_vars=True).values()} for one in (network, fast)]
+    dense, packed = (sum(tensor.nbytes for tensor in state.values()) for state in states)
+    return {"dense_bytes": dense, "bytes": packed}
 
 
 def _print(record: dict[str, Any], json: bool) -> None:
@@ -140,9 +142,13 @@ def _print(record: dict[str, Any], json: bool) -> None:
         table.append([*line, *times, faster, share, *([error] if rounded else [])])
     print_table(columns, table, left=(0, 1, 2))
     out = console()
+    for row in record["layers"]:
+        if row.format.startswith("embedding"):
+            out.print(f"{row.layer} is rounded, with an error of {row.error:.2%}: {row.bytes:,} bytes in files")
+    for why, count in Counter(row.why for row in record["layers"] if row.format == "dense" and row.why).items():
+        out.print(f"dense: {count} layer{'s' if count > 1 else ''}, {why}")
     out.print(f"{record['bytes']:,} bytes instead of {record['dense_bytes']:,}")
-    for name, error in record.get("embedding_errors", {}).items():
-        out.print(f"{name} is stored with an error of {error:.2%}")
     for key in ("file", "onnx"):
         if key in record:
-            out.print(f"wrote {record[key]}")
+            size = f", {record['file_bytes']:,} bytes" if key == "file" else ""
+            out.print(f"wrote {record[key]}{size}")

@@ -11,7 +11,7 @@ from __future__ import annotations
 from prunus.sparse._channels import remove_channels
 from prunus.sparse._compress import compress
 from prunus.sparse._explain import explain
-from prunus.sparse._file import embedding_errors, load, save
+from prunus.sparse._file import load, save
 from prunus.sparse._int8 import int8_engine
 from prunus.sparse._modules import BalancedLinear, SparseConv2d
 from prunus.sparse._onnx import export_onnx
@@ -30,7 +30,6 @@ __all__ = [
     "SparseLSTMCell",
     "StoredLayer",
     "compress",
-    "embedding_errors",
     "explain",
     "export_onnx",
     "find_peers",

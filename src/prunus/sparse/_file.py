@@ -2,8 +2,9 @@
 
 The tensors are the compressed model's state (for a packed layer: values, index, schedule, starts, scale, bias; the
 layout stands in `_packed`). The record (see `prunus.storage`) holds "plan" (version, which layers are packed and how,
-which batch norms were folded, what was measured) and "shared" (names of tensors that are another one). Loading reads
-the file into memory, checks its digest and every index, and refuses what does not fit; dense weights are never built.
+which batch norms were folded, what was measured), "shared" (names of tensors that are another one) and "stored" (tables
+of embeddings in fewer bits, and their type in memory). Loading reads the file into memory, checks its digest and every
+index, and refuses what does not fit; dense weights are never built.
 """
 
 from __future__ import annotations
@@ -20,26 +21,25 @@ from prunus import storage
 from prunus.errors import BadFile, BadInput
 from prunus.layers import is_conv1d
 from prunus.sparse._channels import apply_shapes
+from prunus.sparse._embeddings import DIGITS, SCALE, check_parts, narrowed, tables, widened
 from prunus.sparse._geometry import ConvGeometry
 from prunus.sparse._plan import CALIBRATED, VERSION, SparsePlan, build, install, plan_of
 
 KIND = "sparse model"
 
 
-def save(model: nn.Module, path: str | os.PathLike[str], *, embeddings: torch.dtype | None = None) -> Path:
+def save(model: nn.Module, path: str | os.PathLike[str]) -> Path:
     """Write a compressed model to one file; the old file or the new one is there at every moment.
 
     Args:
         model: as `prunus.compress` returned it.
         path: where it goes.
-        embeddings: store tables of embeddings as torch.bfloat16 or torch.int8 (with a scale for each row) instead of
-            float32; `load` gives float32 back. `embedding_errors` says what that costs.
 
     Returns:
         The path.
 
     Raises:
-        BadInput: if the model is not compressed, or embeddings cannot be stored so.
+        BadInput: if the model is not compressed.
 
     Example:
         >>> model = prunus.models.make("fc:64-64-10", seed=0)
@@ -47,8 +47,6 @@ def save(model: nn.Module, path: str | os.PathLike[str], *, embeddings: torch.dt
         >>> prunus.sparse.save(fast, "small.safetensors").name
         'small.safetensors'
     """
-    if embeddings not in (None, torch.bfloat16, torch.int8):
-        raise BadInput(f"Embeddings can be stored as torch.bfloat16 or torch.int8, not as {embeddings}.")
     plan = plan_of(model).to_dict()
     tensors: dict[str, Tensor] = {}
     seen: dict[int, str] = {}
@@ -62,56 +60,20 @@ def save(model: nn.Module, path: str | os.PathLike[str], *, embeddings: torch.dt
         seen[id(tensor)] = name
         tensors[name] = tensor
     stored: dict[str, str] = {}
-    if embeddings is not None:
-        for name, table in _tables(model).items():
-            if name in tensors and table.dtype == torch.float32:
-                stored[name] = str(embeddings).removeprefix("torch.")
-                tensors |= {name + part: value for part, value in _narrowed(table.detach(), embeddings).items()}
+    for table in tables(model).values() if plan["embeddings"] else ():
+        parts, name = _exactly(table.detach(), getattr(torch, plan["embeddings"])), seen[id(table)]
+        if parts:
+            stored[name] = str(table.dtype).removeprefix("torch.")
+            tensors |= {name + part: value for part, value in parts.items()}
     return storage.write_tensors(path, tensors, KIND, {"plan": plan, "shared": shared, "stored": stored})
 
 
-def embedding_errors(model: nn.Module, dtype: torch.dtype) -> dict[str, float]:
-    """What storing each table of embeddings with fewer bits changes: the size of the change over that of the table.
-
-    Args:
-        model: any model; models without embeddings give an empty result.
-        dtype: torch.bfloat16 or torch.int8.
-
-    Returns:
-        The relative change by the name of the table.
-
-    Example:
-        >>> errors = prunus.sparse.embedding_errors(torch.nn.Embedding(100, 16), torch.int8)
-        >>> errors["weight"] < 0.01
-        True
-    """
-    found = {}
-    for name, table in _tables(model).items():
-        values = table.detach().double()
-        again = _widened(_narrowed(table.detach(), dtype)).double()
-        found[name] = float((again - values).norm() / values.norm())
-    return found
-
-
-def _tables(model: nn.Module) -> dict[str, Tensor]:
-    kinds = (nn.Embedding, nn.EmbeddingBag)
-    return {
-        f"{name}.weight".removeprefix("."): module.weight
-        for name, module in model.named_modules()
-        if isinstance(module, kinds)
-    }
-
-
-def _narrowed(table: Tensor, dtype: torch.dtype) -> dict[str, Tensor]:
-    if dtype == torch.bfloat16:
-        return {"": table.to(dtype)}
-    scale = table.abs().amax(1, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny) / 127
-    return {"": (table / scale).round().to(torch.int8), "|scale": scale}
-
-
-def _widened(parts: dict[str, Tensor]) -> Tensor:
-    values = parts[""].float()
-    return values * parts["|scale"] if "|scale" in parts else values
+def _exactly(table: Tensor, dtype: torch.dtype) -> dict[str, Tensor]:
+    """The table in fewer bits; empty where it would not come back the same (it was changed since it was rounded)."""
+    if table.dtype not in DIGITS or table.dtype == dtype:
+        return {}
+    parts = narrowed(table, dtype)
+    return parts if torch.equal(widened(parts, table.dtype), table) else {}
 
 
 def load(path: str | os.PathLike[str], model: nn.Module) -> nn.Module:
@@ -168,9 +130,10 @@ def _read(path: Path) -> tuple[SparsePlan, dict[str, Tensor], dict[str, str]]:
             raise BadFile(f"The file {path} has version {plan['version']}; this Prunus reads {known}.")
         if any(first not in tensors for first in shared.values()):
             raise ValueError("a shared tensor is missing")
-        for name in record.get("stored", {}):
-            parts = {part: tensors.pop(name + part) for part in ("", "|scale") if name + part in tensors}
-            tensors[name] = _widened(parts)
+        for name, kind in record.get("stored", {}).items():
+            parts = {part: tensors.pop(name + part) for part in ("", SCALE) if name + part in tensors}
+            check_parts(parts)
+            tensors[name] = widened(parts, {str(known).removeprefix("torch."): known for known in DIGITS}[kind])
         return SparsePlan.from_dict(plan), tensors, shared
     except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
         if isinstance(error, BadFile):

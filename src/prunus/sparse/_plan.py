@@ -30,7 +30,8 @@ class StoredLayer:
 
     `microseconds` is the packed layer's time for an input of `shape`, also where the layer stayed dense because that
     was not less than `dense_microseconds`. `error` is the size of the packed layer's error over that of its output
-    on the example (root mean squares), where values or inputs are stored in fewer bits.
+    on the example (root mean squares), where values or inputs are stored in fewer bits; of an embedding, which is
+    float32 in memory and smaller in files, that of the table itself.
 
     Example:
         >>> model = prunus.models.make("fc:64-64-10", seed=0)
@@ -59,7 +60,7 @@ class StoredLayer:
 class SparsePlan:
     """`layers`: name -> what stands there now; `folded`: batch norms that became part of their convolution.
 
-    `shapes` are those of the tensors that lost channels.
+    `shapes` are those of the tensors that lost channels; `embeddings` is the type that tables are stored in, or empty.
     """
 
     layers: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -67,6 +68,7 @@ class SparsePlan:
     fused: bool = False
     shapes: dict[str, list[int]] = field(default_factory=dict)
     rows: list[StoredLayer] = field(default_factory=list)
+    embeddings: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         return {"version": CALIBRATED if _needs_later(self.layers) else VERSION, **asdict(self)}
@@ -76,7 +78,11 @@ class SparsePlan:
         rows = [
             StoredLayer(**{**row, "shape": tuple(row["shape"]) if row["shape"] else None}) for row in record["rows"]
         ]
-        return cls(dict(record["layers"]), list(record["folded"]), bool(record["fused"]), dict(record["shapes"]), rows)
+        layers, folded, shapes = dict(record["layers"]), list(record["folded"]), dict(record["shapes"])
+        embeddings = record.get("embeddings", "")
+        if embeddings not in ("", "bfloat16", "int8"):
+            raise ValueError(f"embeddings are to be stored as {embeddings!r}")
+        return cls(layers, folded, bool(record["fused"]), shapes, rows, embeddings)
 
 
 def _needs_later(spec: Any) -> bool:

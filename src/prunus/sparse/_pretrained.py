@@ -29,7 +29,6 @@ def save_pretrained(
     model: nn.Module,
     folder: str | os.PathLike[str],
     tokenizer: Any = None,
-    embeddings: torch.dtype | None = None,
     **others: Any,
 ) -> None:
     """Write a compressed model of transformers to a folder: its config, and the packed weights.
@@ -38,7 +37,6 @@ def save_pretrained(
         model: as `prunus.compress` returned it.
         folder: is made where it does not exist.
         tokenizer: written beside the model, where given.
-        embeddings: as in `prunus.sparse.save`.
         others: options of the library's own method; none applies to packed weights, so they are refused.
 
     Raises:
@@ -70,7 +68,7 @@ def save_pretrained(
         generation.save_pretrained(place)
     if tokenizer is not None:
         tokenizer.save_pretrained(place)
-    save(model, place / PACKED, embeddings=embeddings)
+    save(model, place / PACKED)
 
 
 def load_pretrained(folder: str | os.PathLike[str]) -> nn.Module:
