@@ -102,6 +102,34 @@ class Renamed(nn.Linear):
         return functional.linear(x, self.weight, self.bias)
 
 
+class WrittenOut(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.bias + x @ self.weight.transpose(0, 1)
+
+
+class Unbiased(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.weight.T  # its bias is not used
+
+
+class Turned(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.weight.permute(0, 1) + self.bias
+
+
+def test_products_that_are_written_out_are_packed() -> None:
+    torch.manual_seed(0)
+    plain = Unbiased(64, 64, bias=False)
+    model = nn.Sequential(WrittenOut(64, 64), plain, Unbiased(64, 64), Turned(64, 64)).eval()
+    prunus.prune(model, 0.75, pattern="balanced:16")
+    x = torch.randn(2, 64)
+    fast = prunus.compress(model, example=x, select="always")
+    assert set(packed(fast)) == {"0", "1"}
+    assert "leaves out its bias" in left(fast)["2"]
+    assert "more than one product" in left(fast)["3"]
+    torch.testing.assert_close(fast(x), model(x), rtol=1e-4, atol=1e-4)
+
+
 def test_own_forwards_are_packed_where_they_are_one_product(tmp_path) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(

@@ -126,9 +126,11 @@ def _read(name: str, module: nn.Module, found: Candidates, shape: tuple[int, ...
         return "its class has a forward of its own that is more than one product"
     if any(entry != seen[0] for entry in seen):
         return "its class pads by the size of the input"
+    if seen[0][0] != (module.bias is not None):
+        return "its class has a forward of its own that leaves out its bias"
     if not isinstance(module, nn.Conv2d):
         return ""
-    pad, stride, padding, dilation, groups = seen[0]
+    _, pad, stride, padding, dilation, groups = seen[0]
     if groups != module.groups:
         return "its class convolves in other groups"
     kernel = (int(module.weight.shape[2]), int(module.weight.shape[3]))
@@ -143,8 +145,13 @@ def _read(name: str, module: nn.Module, found: Candidates, shape: tuple[int, ...
 
 
 def _one_product(read: graph.Graph) -> Any:
-    """What the graph computes where it is one product with the module's weight, perhaps after padding with zeros."""
+    """What the graph computes where it is one product with the module's weight, perhaps after padding with zeros.
+
+    First comes whether the bias is added; of a convolution follow padding, stride, padding inside, dilation, groups.
+    """
     calls = [node for node in read.calls if node.op != "aten.sym_size.int"]
+    if calls and calls[0].op in _TURNS:
+        return _written_out(calls, read)
     pad = (0, 0, 0, 0)
     if len(calls) == 2 and calls[0].op in ("aten.pad.default", "aten.constant_pad_nd.default"):
         first = calls.pop(0)
@@ -163,14 +170,36 @@ def _one_product(read: graph.Graph) -> Any:
     if getattr(weight, "target", "") != "weight" or (bias is not None and getattr(bias, "target", "") != "bias"):
         return None
     if call.op == "aten.linear.default":
-        return ("linear", bias is not None)
+        return (bias is not None,)
     if call.op not in ("aten.conv2d.default", "aten.conv2d.padding") or isinstance(call.argument(4, "padding"), str):
         return None
     stride, padding, dilation = (
         _pair(call.argument(place, word, default))
         for place, word, default in ((3, "stride", 1), (4, "padding", 0), (5, "dilation", 1))
     )
-    return pad, stride, padding, dilation, int(call.argument(6, "groups", 1))
+    return bias is not None, pad, stride, padding, dilation, int(call.argument(6, "groups", 1))
+
+
+_TURNS = ("aten.numpy_T.default", "aten.t.default", "aten.transpose.int", "aten.permute.default")
+_SWAPPED = {"aten.transpose.int": [0, 1]}  # either order turns a matrix; of the others only 1, 0
+
+
+def _written_out(calls: list[graph.Node], read: graph.Graph) -> Any:
+    """The same for x @ weight.T, perhaps plus the bias."""
+    if len(calls) not in (2, 3) or calls[1].op != "aten.matmul.default":
+        return None
+    turned, product, *rest = calls
+    given = turned.args[1] if "permute" in turned.op else turned.args[1:] or (1, 0)
+    sides = [int(side) % 2 for side in given]
+    if getattr(turned.args[0], "target", "") != "weight" or sides not in ([1, 0], _SWAPPED.get(turned.op)):
+        return None
+    if product.args[0] is not read.inputs[0] or product.args[1] is not turned or read.outputs[0] is not calls[-1]:
+        return None
+    if not rest:
+        return (False,)
+    parts = [part for part in rest[0].args if part is not product]
+    plain = rest[0].op == "aten.add.Tensor" and len(rest[0].args) == 2 and rest[0].argument(2, "alpha", 1) == 1
+    return (True,) if plain and len(parts) == 1 and getattr(parts[0], "target", "") == "bias" else None
 
 
 def _pair(value: Any) -> tuple[int, int]:
