@@ -23,6 +23,14 @@ def network():
     return nn.Sequential(nn.Flatten(), nn.Linear(48, 4), nn.ReLU(), nn.Linear(4, 2))
 """
 
+BAD = {
+    "names.csv": "text,label\nplum,good\n",
+    "short.csv": "text,label\nplum,1\npear\n",
+    "cut.jsonl": '{"text": "plum", "label": 1}\n{"text": "pe\n',
+    "list.jsonl": '["plum", 1]\n',
+    "unscored.csv": "first,second\nplum,pear\npear,fig\nfig,plum\n",
+}
+
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -38,12 +46,15 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         small(kind).save_pretrained(folder / kind)
         tokenizer.save_pretrained(folder / kind)
     small("vit").save_pretrained(folder / "vit")
+    small("gpt2").save_pretrained(folder / "gpt2")
     texts = [" ".join(WORDS[start : start + 5]) for start in range(12)]
     rows = [json.dumps({"text": text, "label": number % 2}) for number, text in enumerate(texts)]
     (folder / "reviews.jsonl").write_text("\n".join(rows))
     pairs = [f"{one},{two},{number}" for number, (one, two) in enumerate(zip(texts, reversed(texts)))]
     (folder / "pairs.csv").write_text("\n".join(["first,second,score", *pairs]))
     (folder / "words.txt").write_text("\n".join(texts))
+    for name, content in BAD.items():
+        (folder / name).write_text(content)
     image = pytest.importorskip("PIL.Image")
     for label in ("cats", "dogs"):
         (folder / "photos" / label).mkdir(parents=True)
@@ -95,6 +106,13 @@ def test_the_metric_fits_the_data(
         ("vit", "words.txt", [], "no tokenizer"),
         ("llama", "words.txt", ["--metric", "perplexty"], "did you mean 'perplexity'"),
         ("llama", "word.txt", [], "no file"),
+        ("gpt2", "words.txt", [], "gpt2 holds no tokenizer, which text needs"),
+        ("bert-classifier", "words.txt", [], "tells classes apart, so it has no perplexity"),
+        ("bert-classifier", "names.csv:text", [], "holds the label 'good': write the number"),
+        ("bert-classifier", "short.csv:text", [], "holds a row without 'label'"),
+        ("bert-classifier", "cut.jsonl", [], "line 2 is no JSON."),
+        ("bert-classifier", "list.jsonl", [], "something else than an object in line 1"),
+        ("bert", "unscored.csv:first,second", [], "Every pair has the same similarity"),
     ],
 )
 def test_what_does_not_fit_is_one_sentence(

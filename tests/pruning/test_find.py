@@ -305,6 +305,8 @@ def test_registries_refuse_silent_overwrite() -> None:
     assert len(prunus.check_score("test-largest")) >= 30
     with pytest.raises(UnknownName, match="did you mean 'magnitude'"):
         prunus.find_masks(model, 0.5, score="magnitud")
+    with pytest.raises(BadInput, match="returns int: it must return a tensor for each name"):
+        prunus.find_masks(model, 0.5, score=lambda context: 3)
 
 
 def test_conformance_batteries_accept_ours_and_reject_faults() -> None:

@@ -100,12 +100,24 @@ def _rows(path: Path) -> list[dict[str, Any]]:
     try:
         with path.open(encoding="utf-8", newline="") as stream:
             if path.suffix.lower() == ".jsonl":
-                return [json.loads(line) for line in stream if line.strip()]
+                return [_object(line, number, path) for number, line in enumerate(stream, 1) if line.strip()]
             if path.suffix.lower() == ".txt":
                 return [{"text": line.rstrip("\n")} for line in stream if line.strip()]
             return list(csv.DictReader(stream, delimiter="\t" if path.suffix.lower() == ".tsv" else ","))
+    except BadFile:
+        raise
     except (OSError, UnicodeError, ValueError, csv.Error) as error:
         raise BadFile(f"The file {path} cannot be read ({first_line(error)}).") from error
+
+
+def _object(line: str, number: int, path: Path) -> dict[str, Any]:
+    try:
+        row = json.loads(line)
+    except ValueError as error:
+        raise BadFile(f"The file {path} cannot be read: line {number} is no JSON.") from error
+    if not isinstance(row, dict):
+        raise BadFile(f'The file {path} holds something else than an object in line {number}: write {{"text": ...}}.')
+    return row
 
 
 def _columns(row: dict[str, Any], wanted: list[str], path: Path) -> list[str]:
@@ -113,17 +125,23 @@ def _columns(row: dict[str, Any], wanted: list[str], path: Path) -> list[str]:
     found = wanted or (["text"] if "text" in row else known[:1] if len(known) == 1 else [])
     if not found or any(name not in row for name in found):
         one = known[0] if known else "text"
-        raise BadFile(f"The file {path} has the columns {', '.join(row)}: say which one to read, as {path}:{one}.")
+        names = ", ".join(map(str, row))
+        raise BadFile(f"The file {path} has the columns {names}: say which one to read, as {path}:{one}.")
     return found
 
 
 def _sample(row: dict[str, Any], columns: list[str], tokenizer: Any, length: int, path: Path) -> Any:
-    label = next((row[name] for name in _LABELS if name in row), None)
+    label_column = next((name for name in _LABELS if name in row), None)
+    label = None if label_column is None else row[label_column]
+    needed = [*columns, *([] if label_column is None else [label_column])]
+    missing = next((name for name in needed if row.get(name) is None), None)
+    if missing is not None:
+        raise BadFile(f"The file {path} holds a row without {missing!r}: every row needs it, or none.")
     try:
         number = None if label is None else float(label)
-        texts = [str(row[name]) for name in columns]
-    except (KeyError, TypeError, ValueError) as error:
-        raise BadFile(f"The file {path} holds a row that does not fit the others ({error}).") from error
+    except (TypeError, ValueError) as error:
+        raise BadFile(f"The file {path} holds the label {label!r}: write the number of the class instead.") from error
+    texts = [str(row[name]) for name in columns]
     parts = [dict(tokenizer(text, truncation=True, max_length=length)) for text in texts]
     if len(parts) == 2:
         return (*parts, 0.0 if number is None else number)

@@ -79,6 +79,8 @@ def tokenizer_of(folder: str | os.PathLike[str]) -> Any:
             found = transformers.AutoTokenizer.from_pretrained(place, local_files_only=True, **options)
         except Exception as error:
             raise BadFile(f"The folder {place} holds no tokenizer that can be read ({first_line(error)}).") from error
+    if len(found.get_vocab()) <= len(found.all_special_tokens):  # what transformers makes where no file is there
+        raise BadFile(f"The folder {place} holds no tokenizer, which text needs: put its files beside the model's.")
     if found.pad_token is None:
         found.pad_token = found.eos_token
     return found

@@ -282,6 +282,9 @@ def _level(targets: dict[str, float] | float, part: float) -> dict[str, float] |
 
 def _scored(rule: ScoreRule, context: ScoreContext) -> dict[str, Tensor]:
     raw = rule(context)
+    if not isinstance(raw, Mapping) or not all(isinstance(value, Tensor) for value in raw.values()):
+        kind = type(raw).__name__
+        raise BadInput(f"The score {rule.name!r} returns {kind}: it must return a tensor for each name in weights.")
     for name, weight in context.weights.items():
         if name not in raw or raw[name].shape != weight.shape:
             raise BadInput(f"The score {rule.name!r} gives no tensor of the right shape for {name!r}.")

@@ -116,7 +116,10 @@ def spearman(model: nn.Module, data: Any, batch_size: int = 32) -> float:
         raise BadInput("Spearman's correlation needs pairs of texts with a similarity: name two columns of a file.")
     one, two = (embed(model, [row[side] for row in rows], batch_size) for side in (0, 1))
     found = nn.functional.cosine_similarity(one.double(), two.double())
-    return float(spearmanr(found.numpy(), [float(row[2]) for row in rows]).statistic)
+    given = [float(row[2]) for row in rows]
+    if len(set(given)) < 2:
+        raise BadInput("Every pair has the same similarity, so there is no correlation: give them in a column, score.")
+    return float(spearmanr(found.numpy(), given).statistic)
 
 
 _KNOWN: dict[str, Callable[[nn.Module, Any], float]] = dict(zip(METRICS, (accuracy, perplexity, spearman), strict=True))
@@ -184,6 +187,11 @@ def _require_fit(metric: str, model: nn.Module, data: Any) -> None:
     if metric == "accuracy" and fits == "perplexity":
         raise BadInput("The data are texts without labels, which have no accuracy: choose the metric perplexity.")
     transformer = hasattr(getattr(model, "config", None), "model_type")
+    if transformer and fits == "perplexity" and "Classification" in type(model).__name__:
+        raise BadInput(
+            f"{type(model).__name__} tells classes apart, so it has no perplexity: give texts with the number of their "
+            "class in a column named label."
+        )
     if transformer and isinstance(_first(data), Mapping) and "labels" not in forward_names(model)[0]:
         raise BadInput(
             f"{type(model).__name__} gives hidden states and no scores, so it has no {metric}: give pairs of texts, "
