@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import pytest
 import torch
@@ -30,6 +32,12 @@ class Stream(IterableDataset):
         return iter((x, y) for x, y in zip(X, Y))
 
 
+@dataclass
+class Sample:
+    x: object
+    y: object
+
+
 SOURCES = {
     "pair of tensors": lambda: (X, Y),
     "list pair": lambda: [X, Y],
@@ -44,6 +52,9 @@ SOURCES = {
     "list of dicts": lambda: [{"x": x.tolist(), "y": int(y)} for x, y in zip(X, Y)],
     "list of dict batches": lambda: [{"x": X[:4], "y": Y[:4]}, {"x": X[4:8], "y": Y[4:8]}, {"x": X[8:], "y": Y[8:]}],
     "dict and label": lambda: [({"x": x}, int(y)) for x, y in zip(X, Y)],
+    "lists of numbers": lambda: [(x.tolist(), int(y)) for x, y in zip(X, Y)],
+    "records": lambda: [Sample(x, int(y)) for x, y in zip(X, Y)],
+    "batches in records": lambda: [Sample(X[i : i + 4], Y[i : i + 4]) for i in range(0, 10, 4)],
     "stream": Stream,
     "generator": lambda: ((X[i : i + 4], Y[i : i + 4]) for i in range(0, 10, 4)),
 }

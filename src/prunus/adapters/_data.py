@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any, cast
 
 import numpy as np
@@ -134,9 +134,13 @@ def batches(
 
 
 def as_batch(item: Any) -> Batch:
-    """One batch as loaders give them: a tensor, (x, y), (x1, x2, ..., y), ({name: x}, y), or {name: x, "labels": y}."""
+    """One batch as loaders give them: a tensor, (x, y), (x1, x2, ..., y), ({name: x}, y), or {name: x, "labels": y}.
+
+    A dataclass counts as the dict of its fields.
+    """
     if isinstance(item, Batch):
         return item
+    item = _named_parts(item)
     if isinstance(item, Mapping):
         named = {str(name): _tensor(value) for name, value in item.items()}
         label = next((name for name in LABELS if isinstance(named.get(name), Tensor)), None)
@@ -152,6 +156,13 @@ def as_batch(item: Any) -> Batch:
             parts = [_tensor(part) for part in parts[0]]
         return _sized(Batch(tuple(parts), {}, labels))
     return _sized(Batch((_tensor(item),)))
+
+
+def _named_parts(item: Any) -> Any:
+    """The fields of a record (a dataclass) by name; other things as they are."""
+    if not is_dataclass(item) or isinstance(item, (type, Mapping)):
+        return item
+    return {part.name: getattr(item, part.name) for part in fields(item)}
 
 
 def _sized(batch: Batch) -> Batch:
@@ -277,6 +288,7 @@ def _one_sample(item: Any) -> bool:
     """Whether an element of a list is one sample, not a batch; see the top of this file."""
     if isinstance(item, Batch):
         return False
+    item = _named_parts(item)
     if isinstance(item, Mapping):
         inputs = [value for value in map(_tensor, item.values()) if isinstance(value, Tensor) and value.dim()]
         return len({len(value) for value in inputs}) > 1 or not inputs or _single(inputs[0])
@@ -318,6 +330,8 @@ def _stack(items: list[Any]) -> Any:
     first = items[0]
     if isinstance(first, Batch):
         raise BadInput("A list of Batch objects holds batches already: pass it without collate.")
+    items = [_named_parts(item) for item in items]
+    first = items[0]
     try:
         if isinstance(first, Mapping):
             return _stack_named(items)
@@ -325,11 +339,19 @@ def _stack(items: list[Any]) -> Any:
             labels = [torch.as_tensor(item[-1]) for item in items] if len(first) > 1 else None
             named = _stack_named([item[0] for item in items])
             return named if labels is None else (named, torch.stack(labels))
+        if isinstance(first, tuple):
+            items = [tuple(_numbers(part) for part in item) for item in items]
         return default_collate(items)
     except (RuntimeError, TypeError, ValueError, KeyError) as error:
         raise BadInput(
             f"The samples cannot be stacked to a batch ({first_line(error)}): pass a DataLoader with a collate_fn."
         ) from error
+
+
+def _numbers(part: Any) -> Any:
+    """A list of numbers as a tensor: torch would take it for so many inputs."""
+    plain = isinstance(part, list) and part and all(isinstance(number, (int, float)) for number in part)
+    return torch.tensor(part) if plain else part
 
 
 def _stack_named(items: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
