@@ -106,7 +106,8 @@ class _Trip:
     @torch.no_grad()
     def reconstruct(self) -> str:
         data = self.case.samples(self.dense)
-        sparsity, settings = 0.5, {"pattern": "balanced:16", "misfits": "skip"}
+        part, settings = self.case.part, {"pattern": "balanced:16", "misfits": "skip"}
+        sparsity = {part: 0.5} if part else 0.5
         plain, fitted = copy.deepcopy(self.dense), copy.deepcopy(self.dense)
         prunus.prune(plain, sparsity, **settings)
         options = ReconstructOptions(refine=self.case.refine, progress=False)
@@ -116,7 +117,8 @@ class _Trip:
         off, was = distance(after, wanted), distance(before, wanted)
         if not off < was:
             raise Broken(f"the outputs are off by {off:.2f}, by magnitude alone by {was:.2f}")
-        return f"works: outputs on the samples off by {off:.2f} instead of {was:.2f}"
+        where = f", {part} alone" if part else ""
+        return f"works: outputs on the samples off by {off:.2f} instead of {was:.2f}{where}"
 
     def compress(self) -> str:
         self.fast = prunus.compress(self.model, example=self.example, select="always")

@@ -41,6 +41,7 @@ class Case:
         named: how the command line names it; "hf:" writes a folder first.
         flags: of the commands.
         factory: "package.module:function" that builds the model for loading; empty for a folder of transformers.
+        part: names (globs) of the layers that `reconstruct` works on, where the whole would take too long.
         refine: rounds of `reconstruct`'s search for better masks; none, as the table is about what works.
     """
 
@@ -53,6 +54,7 @@ class Case:
     named: str = "hf:"
     flags: tuple[str, ...] = ()
     factory: str = ""
+    part: str = ""
     refine: int = 0
 
     def answers(self, model: nn.Module, example: Any) -> Tensor:
@@ -202,6 +204,7 @@ REAL = (
     Case(
         "smollm2", "SmolLM2-135M, from GGUF", lambda: _folder(smollm2_folder), lambda _: _tokens(smollm2_folder, 2),
         lambda _: _text_samples(smollm2_folder), "generate", f"hf:{_try(smollm2_folder)}", ("--input-ids", "16"),
+        part="model.layers.29.*",
     ),
     Case(
         "efficientnet", "EfficientNet-Lite0", efficientnet_lite0, lambda _: _pictures(2, 3, 224, 224),
