@@ -46,7 +46,7 @@ class Settings:
         metric: What the networks are judged by: accuracy, perplexity, spearman, or `package.module:function` of
             (model, data).
         second_batch: A second batch size that is timed; 0 leaves it out.
-        integers: Also time and judge the packed network with integer products (int8 weights and inputs).
+        integers: Also time and judge the packed network with integer products (int8 weights, inputs and embeddings).
         peers: Also time the dense network in ONNX Runtime, in float32 and int8, and judge the int8 one.
         examples: Examples before and after pruning that are kept for the page: images that changed their label,
             generated text, nearest sentences.
