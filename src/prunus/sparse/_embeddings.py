@@ -30,8 +30,9 @@ def tables(model: nn.Module) -> dict[str, nn.Parameter]:
     """Every table of embeddings by the name of its module; one that several modules share only once."""
     found: dict[int, tuple[str, nn.Parameter]] = {}
     for name, module in model.named_modules():
-        if isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
-            found.setdefault(id(module.weight), (name, module.weight))
+        weight = module._parameters.get("weight")
+        if weight is not None and isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
+            found.setdefault(id(weight), (name, weight))
     return dict(found.values())
 
 
