@@ -1,7 +1,7 @@
 """Private training as the field does it: rate and clip tuned for each method, then epsilon, k and index shares.
 
     python -m tools.private_study --store runs.jsonl --minutes 30    # goes on where it stopped; writes docs/evidence
-    python -m tools.private_study --full ...                         # all images, 8 epochs, five seeds, both data sets
+    python -m tools.private_study --full ...                         # all images, 8 epochs, five seeds
 
 Every finished run is a line of the store, so a killed study loses one run. The tables are made from the lines.
 """
@@ -26,35 +26,39 @@ from prunus.papers.noisy_topk.tuned import Setting, train_once
 
 TUNED = ("dense", "random", "warm-up", "noisy-top-k")
 RATES, CLIPS = (0.06, 0.18), (0.1, 1.0)
+MOST_RATES = 5
+# The other rate that is tried where a run leaves epsilon 3 and k 0.1: noise allows less at 1, fewer coordinates more.
+OTHER_RATE = {("epsilon", 1.0): 1 / 3, ("epsilon", 8.0): 3.0, ("k", 0.03): 3.0, ("k", 0.3): 1 / 3}
+PARTS = ("epsilon", "k", "index share", "both")
 PUBLISHED = (
     {"method": "published: tanh CNN, DP-SGD (Papernot et al. 2021)", "epsilon": 2.93, "test": 98.1},
     {"method": "published: AdaDPIGU, another network, k = 0.6", "epsilon": 8.0, "k": 0.6, "test": 99.12},
 )
+USUAL_IMAGES = 55_000
 
 
 @dataclass(frozen=True)
 class Scale:
-    """How large the study is; the reduced one fits into a quarter of an hour of one core."""
+    """How large the study is; the reduced one takes an hour of one core."""
 
-    data: tuple[str, ...] = ("mnist",)
+    data: tuple[str, ...] = ("mnist", "fashion-mnist")
     images: int = 20_000
     epochs: int = 3
     seeds: int = 2
-    clips: bool = False
 
     @property
     def said(self) -> str:
-        part = "" if self.clips else " (reduced: the usual setting has 60,000 images and more epochs)"
+        reduced = self.images < USUAL_IMAGES
+        part = " (reduced: the usual setting has 60,000 images and more epochs)" if reduced else ""
         return f"{self.images:,} training images, {self.epochs} epochs{part}"
-
-    @property
-    def tuned(self) -> str:
-        what = "rate and clip" if self.clips else "rate (three values; clip 0.1 for all)"
-        return f"{what} tuned for each method at epsilon 3, k 0.1 on 5,000 images kept aside for it, one seed"
 
 
 REDUCED = Scale()
-FULL = Scale(("mnist", "fashion-mnist"), 55_000, 8, 5, clips=True)
+FULL = Scale(images=USUAL_IMAGES, epochs=8, seeds=5)
+HOW_TUNED = (
+    "rate (three to five values) and clip (0.1 and 1) tuned for each method at epsilon 3, k 0.1, then one other rate "
+    "at each other epsilon and k, on 5,000 images kept aside for it, one seed"
+)
 
 
 class Store:
@@ -96,68 +100,97 @@ class Study:
     def __init__(self, store: Store, scale: Scale) -> None:
         self.store, self.scale = store, scale
 
-    def base(self, data: str, method: str) -> Setting:
-        return Setting(method, data=data, images=self.scale.images, epochs=self.scale.epochs)
-
     def missing(self) -> Iterator[Setting]:
         """Settings not yet run, in order; a tuned rate is known once its runs are in the store."""
-        for data in self.scale.data:
-            for method in TUNED:
-                yield from self._tuning(data, method)
-            yield from (setting for setting in self.finals(data) if self.store.find(setting) is None)
+        for part in PARTS:
+            for data in self.scale.data:
+                while open_ := self._open(data, part):
+                    yield open_[0]
+
+    def _open(self, data: str, part: str) -> list[Setting]:
+        """What is missing of a part, as far as it is known: trials first."""
+        trials = [trial for method, change in _plan(part) for trial in self._needed(data, method, change)]
+        waiting = [trial for trial in trials if self.store.find(trial) is None]
+        return waiting or [final for final in self.finals(data, part) if self.store.find(final) is None]
 
     def _validation(self, setting: Setting) -> float:
         found = self.store.find(setting)
         return found["result"]["validation"] if found else -1.0
 
+    def _all_done(self, trials: list[Setting]) -> bool:
+        return all(self.store.find(trial) for trial in trials)
+
     def _trials(self, data: str, method: str) -> list[Setting]:
-        """Two rates at the first clip, one three times beyond the better; then, at full size, the other clip."""
-        base = replace(self.base(data, method), seed=100, clip=CLIPS[0])
+        """At epsilon 3 and k 0.1: rates beyond the best while the best lies at an end, then the other clip."""
+        base = Setting(method, data=data, images=self.scale.images, epochs=self.scale.epochs, seed=100, clip=CLIPS[0])
         trials = [replace(base, rate=rate) for rate in RATES]
-        if all(self.store.find(trial) for trial in trials):
-            best = max(trials, key=self._validation)
-            beyond = best.rate * 3.0 if best.rate == RATES[-1] else best.rate / 3.0
-            trials.append(replace(base, rate=round(beyond, 4)))
-        if self.scale.clips and all(self.store.find(trial) for trial in trials):
+        while self._all_done(trials) and len(trials) < MOST_RATES:
+            best = max(trials, key=self._validation).rate
+            rates = [trial.rate for trial in trials]
+            if min(rates) < best < max(rates):
+                break
+            trials.append(replace(base, rate=_times(best, 3.0 if best == max(rates) else 1 / 3)))
+        if self._all_done(trials):
             trials.append(replace(max(trials, key=self._validation), clip=CLIPS[1]))
         return trials
 
-    def _tuning(self, data: str, method: str) -> Iterator[Setting]:
-        while True:
-            open_ = [trial for trial in self._trials(data, method) if self.store.find(trial) is None]
-            if not open_:
-                return
-            yield open_[0]
-
-    def tuned(self, data: str, method: str) -> Setting:
-        """The best trial of a method, with its own seed put back."""
+    def _variants(self, data: str, method: str, name: str, value: float) -> list[Setting]:
+        """The best trial at another epsilon or k, with its own rate and with another one."""
         best = max(self._trials(data, method), key=self._validation)
-        return replace(best, seed=0)
+        moved = replace(best, **{name: value})
+        return [moved, replace(moved, rate=_times(best.rate, OTHER_RATE[name, value]))]
 
-    def finals(self, data: str) -> list[Setting]:
-        """All runs that are reported, with the tuned rates and clips."""
-        plan: list[tuple[str, dict[str, Any]]] = [(method, {}) for method in TUNED]
-        plan += [(method, {"epsilon": epsilon}) for epsilon in (1.0, 8.0) for method in TUNED]
-        plan += [("noisy-top-k", {"index_share": 0.5})]
-        plan += [(method, {"k": k}) for k in (0.03, 0.3) for method in TUNED[1:]]
-        plan += [("noisy-top-k", {"index_share": 0.1}), ("two-level", {})]
-        if self.scale.clips:
-            plan += [(m, {"k": k, "epsilon": e}) for e in (1.0, 8.0) for k in (0.03, 0.3) for m in TUNED[1:]]
+    def _needed(self, data: str, method: str, change: dict[str, float]) -> list[Setting]:
+        """The trials behind a reported setting, as far as they are known."""
+        source = "noisy-top-k" if method == "two-level" else method
+        trials = self._trials(data, source)
+        if self._all_done(trials):
+            for item in change.items():
+                trials += self._variants(data, source, *item) if item in OTHER_RATE else []
+        return trials
+
+    def finals(self, data: str, part: str) -> list[Setting]:
+        """The reported runs of a part that are tuned, seed by seed."""
         settings = []
-        for seed in range(self.scale.seeds):
-            for method, change in plan:
-                source = self.tuned(data, "noisy-top-k" if method == "two-level" else method)
-                settings.append(replace(source, method=method, seed=seed, **change))
-        return settings
+        for method, change in _plan(part):
+            if not self._all_done(self._needed(data, method, change)):
+                continue
+            source = "noisy-top-k" if method == "two-level" else method
+            best = max(self._trials(data, source), key=self._validation)
+            rate = best.rate
+            for item in change.items():
+                if item in OTHER_RATE:
+                    plain, other = self._variants(data, source, *item)
+                    better = self._validation(other) > self._validation(plain)
+                    rate = _times(rate, OTHER_RATE[item] if better else 1.0)
+            settings.append(replace(best, method=method, rate=rate, **change))
+        return [replace(setting, seed=seed) for seed in range(self.scale.seeds) for setting in settings]
 
     def rows(self, data: str) -> list[dict[str, Any]]:
         """A row for each reported setting with at least one finished run."""
         groups: dict[Setting, list[dict[str, Any]]] = {}
-        for setting in self.finals(data):
-            found = self.store.find(setting)
-            if found:
-                groups.setdefault(replace(setting, seed=0), []).append(found["result"])
+        for part in PARTS:
+            for setting in self.finals(data, part):
+                found = self.store.find(setting)
+                if found:
+                    groups.setdefault(replace(setting, seed=0), []).append(found["result"])
         return [_row(setting, runs) for setting, runs in groups.items()]
+
+
+def _plan(part: str) -> list[tuple[str, dict[str, float]]]:
+    """Methods, and what they change of epsilon 3, k 0.1 and an index share of 0.01."""
+    sparse = TUNED[1:]
+    if part == "epsilon":
+        return [(method, {} if e == 3.0 else {"epsilon": e}) for e in (3.0, 1.0, 8.0) for method in TUNED]
+    if part == "k":
+        return [(method, {"k": k}) for k in (0.03, 0.3) for method in sparse]
+    if part == "index share":
+        return [("noisy-top-k", {"index_share": 0.5}), ("noisy-top-k", {"index_share": 0.1}), ("two-level", {})]
+    return [(method, {"epsilon": e, "k": k}) for e in (1.0, 8.0) for k in (0.03, 0.3) for method in sparse]
+
+
+def _times(rate: float, factor: float) -> float:
+    return round(rate * factor, 4)
 
 
 def _row(setting: Setting, runs: list[dict[str, Any]]) -> dict[str, Any]:
@@ -187,7 +220,7 @@ def write_evidence(study: Study, folder: Path = FOLDER) -> None:
             continue
         note = (
             f"{data}, tanh CNN of 26,010 parameters, {study.scale.said}; batch 256, momentum 0.9, delta 1e-5; "
-            f"{study.scale.tuned}. python -m tools.private_study goes on where this stopped."
+            f"{HOW_TUNED}. python -m tools.private_study goes on where this stopped."
         )
         published = [row for row in PUBLISHED if data == "mnist"]
         record(f"private-tanh-{data}", [*rows, *published], note, folder)

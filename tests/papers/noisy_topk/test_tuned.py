@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
 import torch
 from tools import private_study
-from tools.private_study import Scale, Store, Study
+from tools.private_study import TUNED, Scale, Store, Study
 
 from prunus.errors import BadInput
+from prunus.models.convolutional import TanhCNN
+from prunus.papers.noisy_topk import tuned
+from prunus.papers.noisy_topk._tanh_gradients import per_example_gradients
 from prunus.papers.noisy_topk.tuned import Setting, bytes_sent, train_once
 
 pytest.importorskip("dp_accounting", reason="needs the extra 'private'")
@@ -36,17 +40,46 @@ def test_a_run_keeps_its_budget(method: str) -> None:
     assert 0.0 <= found["test"] <= 1.0
 
 
+@pytest.mark.parametrize("width", [1.0, 0.5])
+def test_written_out_gradients_are_those_of_automatic_differentiation(width: float) -> None:
+    torch.manual_seed(0)
+    model = TanhCNN(width)
+    inputs, labels = torch.randn(6, 1, 28, 28).relu(), torch.randint(10, (6,))
+    inputs[:, :, :6] = 0.0  # flat areas: every window of a pool ties there, and the first place gets the gradient
+    found = per_example_gradients(model, inputs, labels)
+    for example in range(6):
+        model.zero_grad()
+        one = slice(example, example + 1)
+        torch.nn.functional.cross_entropy(model(inputs[one]), labels[one]).backward()
+        for parameter, gradients in zip(model.parameters(), found, strict=True):
+            torch.testing.assert_close(gradients[example], parameter.grad, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.data
+def test_a_run_of_the_usual_network_is_the_same_with_hooks(monkeypatch) -> None:
+    torch.set_num_threads(1)
+    setting = Setting("random", images=512, epochs=1, epsilon=8.0)
+    fast = train_once(setting)
+    monkeypatch.setattr(tuned, "TanhCNN", type(None))
+    slow = train_once(setting)
+    assert abs(fast.pop("validation") - slow.pop("validation")) < 0.002
+    assert abs(fast.pop("test") - slow.pop("test")) < 0.002
+    assert fast == slow
+
+
 def _pretend(setting: Setting) -> dict[str, float]:
-    """Accuracy that has its best at rate 0.18, so that tuning has something to find."""
-    good = 0.9 - abs(setting.rate - 0.18) - (0.05 if setting.clip != 0.1 else 0.0)
+    """Accuracy with a best rate: 0.54 for random masks, 0.18 else; a third at epsilon 1, three times that at k 0.03."""
+    best = (0.54 if setting.method == "random" else 0.18) / (3.0 if setting.epsilon == 1.0 else 1.0)
+    best *= 3.0 if setting.k == 0.03 else 1.0
+    good = 0.9 - 0.1 * abs(math.log(setting.rate / best)) - (0.05 if setting.clip != 0.1 else 0.0)
     rest = {"epsilon spent": setting.epsilon, "noise multiplier": 1.0, "megabytes": 1.0, "steps": 1, "d": 10}
     return {"validation": good, "test": good - 0.01 * setting.seed, **rest}
 
 
 def test_a_study_goes_on_where_it_stopped(tmp_path) -> None:
-    scale = Scale(seeds=2)
+    scale = Scale(data=("mnist",), seeds=2)
     done: list[Setting] = []
-    for _ in range(200):
+    for _ in range(400):
         study = Study(Store(tmp_path / "runs.jsonl"), scale)  # as after a kill: everything from the file
         setting = next(study.missing(), None)
         if setting is None:
@@ -54,16 +87,38 @@ def test_a_study_goes_on_where_it_stopped(tmp_path) -> None:
         done.append(setting)
         study.store.add(setting, _pretend(setting))
     assert len(done) == len(set(done)), "no run is made twice"
-    trials = [setting for setting in done if setting.seed == 100]
-    assert sorted(s.rate for s in trials if s.method == "dense") == [0.06, 0.18, 0.54]
-    assert {s.rate for s in done if s.seed != 100} == {0.18}
+    trials = [setting for setting in done if setting.seed == 100 and setting.epsilon == 3.0 and setting.k == 0.1]
+    assert sorted(s.rate for s in trials if s.method == "dense" and s.clip == 0.1) == [0.06, 0.18, 0.54]
+    assert sorted(s.rate for s in trials if s.method == "random" and s.clip == 0.1) == [0.06, 0.18, 0.54, 1.62]
+    assert [s.rate for s in trials if s.method == "random" and s.clip == 1.0] == [0.54]
+    finals = {(s.method, s.epsilon, s.k): s.rate for s in done if s.seed < 100 and s.index_share == 0.01}
+    assert finals["random", 3.0, 0.1] == 0.54
+    assert finals["random", 1.0, 0.1] == 0.18
+    assert finals["dense", 8.0, 0.1] == 0.18
+    assert finals["random", 3.0, 0.03] == 1.62
+    assert finals["random", 1.0, 0.03] == 0.54
+    assert finals["two-level", 3.0, 0.1] == 0.18
     rows = Study(Store(tmp_path / "runs.jsonl"), scale).rows("mnist")
     assert {row["seeds"] for row in rows} == {2}
+    assert len(rows) == len(TUNED) * 3 + 3 * 2 * 3 + 3
     assert {row["method"] for row in rows} >= {"dense", "random", "warm-up, TP-TopK", "noisy-top-k", "two-level"}
     private_study.write_evidence(Study(Store(tmp_path / "runs.jsonl"), scale), tmp_path)
     text = (tmp_path / "private-tanh-mnist.md").read_text()
     assert "reduced" in text
     assert "99.12" in text
+
+
+def test_rows_of_a_study_that_has_begun(tmp_path) -> None:
+    """What is not tuned yet is not shown."""
+    store = Store(tmp_path / "runs.jsonl")
+    study = Study(store, Scale())
+    assert study.rows("mnist") == []
+    for setting in study.missing():
+        store.add(setting, _pretend(setting))
+        if setting.seed == 0:
+            break
+    assert [row["method"] for row in study.rows("mnist")] == ["dense"]
+    assert study.rows("fashion-mnist") == []
 
 
 def test_a_line_cut_off_by_a_kill_is_passed_over(tmp_path) -> None:

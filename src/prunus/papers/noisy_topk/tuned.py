@@ -7,6 +7,7 @@ no run trains on (its own privacy cost is not counted, as is usual in the field)
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import warnings
 from dataclasses import dataclass
@@ -17,6 +18,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from prunus.errors import BadInput, UnknownName
+from prunus.models.convolutional import TanhCNN
+from prunus.papers.noisy_topk._tanh_gradients import per_example_gradients
 from prunus.papers.noisy_topk.simulation import accuracy
 from prunus.private.accounting import BudgetSpent, noise_for_budget
 from prunus.private.dpsgd import PrivateOptions, make_private
@@ -111,6 +114,7 @@ def _mechanism(setting: Setting, d: int) -> Any:
     return setting.method
 
 
+@functools.lru_cache(maxsize=2)
 def parts(data: str, images: int, folder: str | None = None) -> tuple[TensorDataset, TensorDataset, TensorDataset]:
     """Training, validation and test images; the last 5,000 training images are for validation."""
     from prunus.data import load
@@ -140,6 +144,16 @@ class _Rows(torch.utils.data.Dataset[tuple[Tensor, Tensor]]):
     def __getitems__(self, indices: list[int]) -> list[tuple[Tensor, Tensor]]:
         chosen = torch.as_tensor(indices)
         return list(zip(self.tensors[0][chosen], self.tensors[1][chosen]))
+
+
+def _differentiate(model: nn.Module, wrapped: nn.Module, inputs: Tensor, labels: Tensor) -> None:
+    """Put per-example gradients where the optimizer looks for them: by Opacus's hooks, faster for the usual network."""
+    if not isinstance(model, TanhCNN):
+        nn.functional.cross_entropy(wrapped(inputs), labels).backward()
+        return
+    for parameter, gradients in zip(model.parameters(), per_example_gradients(model, inputs, labels)):
+        holder: Any = parameter
+        holder.grad_sample = gradients
 
 
 def train_once(setting: Setting, folder: str | None = None) -> dict[str, Any]:
@@ -175,7 +189,7 @@ def train_once(setting: Setting, folder: str | None = None) -> dict[str, Any]:
             for _ in range(setting.epochs):
                 for inputs, labels in private.loader:
                     private.optimizer.zero_grad()
-                    nn.functional.cross_entropy(private.model(inputs), labels).backward()
+                    _differentiate(model, private.model, inputs, labels)
                     private.optimizer.step()
     with torch.no_grad():
         found = {"validation": accuracy(private.model, validation), "test": accuracy(private.model, test)}
