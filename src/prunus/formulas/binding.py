@@ -10,7 +10,8 @@ with a raw arithmetic error: where its arguments are admissible but a float cann
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar, cast
 
 from prunus.errors import BadInput, PrunusError
@@ -50,7 +51,10 @@ def _register(table: dict[str, Callable[..., Any]], id: str) -> Callable[[Functi
         @functools.wraps(function)
         def guarded(*args: Any, **kwargs: Any) -> Any:
             try:
-                return function(*args, **kwargs)
+                result = function(*args, **kwargs)
+                if any(isinstance(value, float) and math.isnan(value) for value in _values(result)):
+                    raise ArithmeticError("not a number")
+                return result
             except PrunusError:
                 raise
             except (ArithmeticError, ValueError, MemoryError) as error:
@@ -63,3 +67,7 @@ def _register(table: dict[str, Callable[..., Any]], id: str) -> Callable[[Functi
         return cast(Function, guarded)
 
     return register
+
+
+def _values(result: Any) -> Iterable[Any]:
+    return result.values() if isinstance(result, Mapping) else (result,)

@@ -17,6 +17,8 @@ P = ParamSpec("P")
 
 R = TypeVar("R")
 
+_MOST_LAYERS = 10**6  # an array of them is made
+
 
 def elementwise(function: Callable[P, R]) -> Callable[P, R]:
     """Let a function of numbers take numpy arrays too: they broadcast, and the results come back as arrays.
@@ -57,6 +59,7 @@ def per_layer(name: str, value: Any, length: int, low: float = 0.0, *, open_low:
     """One number for every layer: a single number is repeated, a list must have the right length."""
     if np.ndim(value) == 0:
         number = domain.real(name, value, low, open_low=open_low)
+        domain.whole("layers", length, 0, _MOST_LAYERS)
         return np.full(length, number)
     if length == 0 and np.size(value) == 0:
         return np.empty(0)

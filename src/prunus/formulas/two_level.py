@@ -8,12 +8,14 @@ from typing import Any
 import numpy as np
 from scipy import special
 
+from prunus.errors import BadInput
 from prunus.formulas import domain
 from prunus.formulas.binding import claim
 from prunus.formulas.swap_counts import law_of
 from prunus.formulas.swap_law import Array, SwapLaw
 
 _CHUNK = 4096  # tolerance
+_MOST_OVERLAPS = 4 * 10**6
 
 _MARGIN = 60.0  # tolerance
 
@@ -57,6 +59,8 @@ def overlaps(d: int, m: int, epsilon: float) -> tuple[Array, Array, float]:
         more = level + np.cumsum(np.log(law.down(steps)))
         logs.insert(0, more[::-1])
         low, level, count = low - len(steps), float(more[-1]), 2 * count
+        if count > _MOST_OVERLAPS:
+            raise BadInput(f"At epsilon {epsilon:.3g} more than {_MOST_OVERLAPS:.0e} overlaps count: take less.")
     ascending = np.concatenate(logs)[::-1]
     overlap = law.m - low - np.arange(len(ascending), dtype=np.float64)[::-1]
     return overlap, ascending, law.m * (law.m / (law.m + law.others))

@@ -20,6 +20,7 @@ from prunus.formulas.binding import claim, printed
 from prunus.formulas.energy import LARGEST_BANK, bank_excess, magnitude_quantile
 
 _CHUNK = 1 << 18  # tolerance
+_MOST_RANKS = 10**8  # some seconds
 
 
 @claim("B-2b")
@@ -102,6 +103,8 @@ def rank_variance_printed(n: int, rank: int, sigma_weight: float = 1.0) -> float
 
 def signed_variance_sum(n: int, r: int, step: int = 1) -> float:
     """Sum of the printed rank variances H(step), H(2 step), ..., H(r step) on n samples of the signed normal law."""
+    if r > _MOST_RANKS:
+        raise BadInput(f"The printed sum has {r:.3g} ranks, more than {_MOST_RANKS:.0e}: take a smaller matrix.")
     parts = []
     for start in range(1, r + 1, _CHUNK):
         ranks = np.arange(start, min(start + _CHUNK, r + 1), dtype=np.float64)

@@ -53,6 +53,15 @@ def excess_power(x: float, exponent: float) -> float:
         return math.inf
 
 
+def grown(base: float, steps: int, x: float, layers: int) -> float:
+    """base^steps ((1+x)^layers - 1) for base > 0 and x > 0; by logarithms where a factor alone passes every float."""
+    falling, rising = power(base, steps), power(2.0, layers) - 1.0 if x == 1.0 else excess_power(x, layers)
+    if falling > 0.0 and math.isfinite(falling) and math.isfinite(rising):
+        return falling * rising
+    growth = layers * math.log1p(x)
+    return power(math.e, steps * math.log(base) + growth + math.log(-math.expm1(-growth)))
+
+
 def rate(x: float) -> float:
     """(1+x)log(1+x)-x for x >= -1, to full relative precision near 0 too (the Chernoff rate)."""
     if x == -1.0:

@@ -8,9 +8,12 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy import linalg
 
+from prunus.errors import BadInput
 from prunus.formulas.binding import claim
 from prunus.formulas.domain import whole
 from prunus.formulas.numbers import elementwise, reals
+
+_MOST_WINDOWS = 20_000  # an eigenvalue of a matrix of this size
 
 
 @claim("P-31a")
@@ -60,6 +63,8 @@ def average_pool_norm(image: int, kernel: int, stride: int) -> float:
     """
     kernel, stride = whole("kernel", kernel, 1), whole("stride", stride, 1)
     windows = (whole("image", image, kernel) - kernel) // stride + 1
+    if windows > _MOST_WINDOWS:
+        raise BadInput(f"image gives {windows} windows along a side, more than {_MOST_WINDOWS}: take a smaller image.")
     bands = min(windows, -(-kernel // stride))
     overlap = np.zeros((bands, windows))
     for shift in range(bands):

@@ -18,7 +18,7 @@ from prunus.formulas.binding import claim
 from prunus.formulas.closeness import layer_slopes
 from prunus.formulas.domain import delta_in, positive, probability, real, whole
 from prunus.formulas.numbers import elementwise, per_layer, reals
-from prunus.papers.closeness._numbers import ceil_near, excess_power, power
+from prunus.papers.closeness._numbers import ceil_near, grown
 
 _ROUNDING = 1e-6  # tolerance
 
@@ -34,7 +34,7 @@ def equal_norm_error(norm_bound: float, difference: float, layers: int, lipschit
     slope = real("lipschitz", lipschitz, 0.0)
     if t == 0.0 or slope == 0.0:
         return 0.0
-    return power(slope * c, layers - 1) * c * excess_power(t / c, layers - 2)
+    return c * grown(slope * c, layers - 1, t / c, layers - 2)
 
 
 @claim("P-14c")
@@ -47,7 +47,7 @@ def doubling_error(norm_bound: float, difference: float, layers: int, lipschitz:
     slope = real("lipschitz", lipschitz, 0.0)
     if t == 0.0 or slope == 0.0:
         return 0.0
-    return (power(2.0, layers - 2) - 1.0) * t * power(slope * c, layers - 1)
+    return t * grown(slope * c, layers - 1, 1.0, layers - 2)
 
 
 @claim("P-14d")

@@ -19,7 +19,7 @@ from prunus.formulas.numbers import elementwise, per_layer, reals
 from prunus.papers.closeness._counts import theorem2_exponent_cap
 from prunus.papers.closeness._loads import load_union
 from prunus.papers.closeness._norms import series_norm_quantile
-from prunus.papers.closeness._numbers import fourth_moment, power
+from prunus.papers.closeness._numbers import fourth_moment, grown, power
 from prunus.papers.closeness._recursion import equal_norm_error
 
 _ROUNDING = 1e-15  # tolerance
@@ -47,12 +47,17 @@ def theorem2_constants(
             f"norms must be at least 1 in the pruned layers 2 to {layers - 1}, where Theorem 2 doubles the error, got "
             f"{inner.min():g}: raise the bound to 1, or use the recursion (P-14a)."
         )
-    slopes = power(positive("lipschitz", lipschitz), layers - 1)
+    slope = positive("lipschitz", lipschitz)
+    with np.errstate(over="ignore"):
+        constant2 = (power(2.0, layers - 2) - 1.0) * power(slope, layers - 1) * float(np.prod(bounds))
+    if not 0.0 < constant2 < math.inf:  # a factor passed every float, the product may not
+        mean = math.exp(float(np.log(bounds).mean()))
+        constant2 = grown(slope * mean, layers - 1, 1.0, layers - 2) * mean
     difference = _moment_constant(second, fourth, latala, 3.0)
     return {
         "difference_constant": difference,
         "constant1": 1.0 / float(inner.min()),
-        "constant2": (power(2.0, layers - 2) - 1.0) * slopes * float(np.prod(bounds)),
+        "constant2": constant2,
         "constant3": 3 * (layers - 2),
         "constant4": 3.0 * difference * (layers - 2),
     }

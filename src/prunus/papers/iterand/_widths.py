@@ -17,6 +17,7 @@ from prunus.formulas import domain
 from prunus.formulas.binding import claim, printed
 from prunus.papers.iterand._windows import coordinate_law, log_miss, overlap, pair_exponent
 
+_LEAST_ERROR = 1e-12  # below, the number of values has more digits than a float
 _KEPT = 1 - math.exp(-1)  # 1 - (1 - q)^R >= (1 - 1/e) min(1, q R)
 
 
@@ -115,6 +116,7 @@ def sufficient_resamples_printed(error: float, delta: float) -> dict[str, Any]:
 def minimal_resamples(error: float, delta: float, half: int = 1) -> dict[str, Any]:
     """I-9e: smallest number of values per weight at which the exact failure is at most delta."""
     error, delta, half = _error(error), _delta(delta), domain.whole("half", half, 1)
+    domain.real("error", error, _LEAST_ERROR)
     one_sign = delta / (1 + math.sqrt(1 - delta))
     neuron = math.exp(math.log(one_sign) / half)
     neuron_hit = -math.expm1(math.log(one_sign) / half)

@@ -12,8 +12,11 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from prunus.errors import BadInput
+
 # Standard deviations, and ten more counts each, after which a binomial sum is cut.
 _CUT = 40  # tolerance
+_MOST_NEURONS = 10**12  # the sum has about forty times the root of them
 
 
 def log_miss(window: float, resamples: int) -> float:
@@ -46,13 +49,16 @@ def coordinate_law(miss_u: float, misses_v: Mapping[float, int], half: int) -> t
     """
     if half == 0:
         return 0.0, 1.0
+    if half > _MOST_NEURONS:
+        raise BadInput(f"The sum over neurons takes at most {_MOST_NEURONS:.0e} of them for a sign, got {half:.3g}.")
     counts, weights = _binomial(half, miss_u)
     log_hits = np.zeros(counts.size)
     with np.errstate(divide="ignore", invalid="ignore"):  # no hit at all: log of 0, and 0 times minus infinity
         for miss, outputs in misses_v.items():
             lost = np.where(counts == 0, 0.0, counts * miss)
-            log_hits += outputs * np.log(-np.expm1(lost))
-    return float(weights @ np.exp(log_hits)), float(weights @ -np.expm1(log_hits))
+            log_hits += float(outputs) * np.log(-np.expm1(lost))
+    # Weights sum to 1 up to rounding.
+    return min(float(weights @ np.exp(log_hits)), 1.0), min(float(weights @ -np.expm1(log_hits)), 1.0)
 
 
 def _binomial(n: int, miss: float) -> tuple[np.ndarray, np.ndarray]:

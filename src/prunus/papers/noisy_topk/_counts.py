@@ -14,6 +14,7 @@ from prunus.formulas.swap_counts import law_of
 from prunus.formulas.swap_law import SwapLaw, log_binomial
 
 _ROUNDING = 1e-9  # tolerance
+_MOST_SWAPS = 20_000
 
 
 @claim("N-1")
@@ -45,6 +46,10 @@ def swap_sets(m: int, others: int, swaps: int) -> int:
     m = domain.whole("m", m, 1)
     others = domain.whole("others", others, 1)
     swaps = domain.whole("swaps", swaps, 0)
+    if swaps > min(m, others):
+        return 0
+    if swaps > _MOST_SWAPS:
+        raise BadInput(f"The exact integer for {swaps} swaps has too many digits: give at most {_MOST_SWAPS}, or N-4a.")
     return math.comb(m, swaps) * math.comb(others, swaps)
 
 

@@ -23,7 +23,7 @@ from prunus.formulas.tangent import kept
 Array = NDArray[np.float64]
 
 # How far a correlation or angle may lie outside and still count as rounding in single precision.
-MOST_LAYERS = 100_000  # one step of a recursion for each
+MOST_LAYERS = 20_000  # one step of a recursion for each
 _ROUNDING = 1e-6  # tolerance
 
 _CHUNK = 1 << 15  # tolerance
@@ -135,7 +135,7 @@ def matched_ridge(ridge: float, density: float, depth: int) -> float:
 @claim("K-7a")
 def pruned_covariance(angle: ArrayLike, density: float, layer: int) -> Any:
     """K-7a (Lemma 4.2): density ** (layer - 1) Sigma^(layer); the input's plain product for layer 0."""
-    density, layer = kept("density", density), domain.whole("layer", layer, 0)
+    density, layer = kept("density", density), domain.whole("layer", layer, 0, MOST_LAYERS)
     covariances, _ = _layers(angle, max(layer, 1), 1.0, 1.0)
     return plain(density ** max(layer - 1, 0) * covariances[layer])
 

@@ -14,6 +14,7 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
+from prunus.errors import BadInput
 from prunus.formulas import domain
 from prunus.formulas.binding import claim
 from prunus.formulas.tangent import kept
@@ -22,6 +23,7 @@ from prunus.papers.tangent._kernels import MOST_LAYERS
 Array = NDArray[np.float64]
 
 _RANK_CUT = 1e-12  # tolerance
+_MOST_WEIGHTS = 2 * 10**7  # about half a gigabyte with masks and products
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,9 @@ def draw_network(
     inputs: int, depth: int, width: int, density: float, random: np.random.Generator
 ) -> tuple[list[Array], list[Array]]:
     """Standard normal weights of layers 1 .. depth + 1 and their masks in {0, 1/sqrt(density)}; the first is dense."""
+    total = width * (inputs + (depth - 1) * width + 1)
+    if total > _MOST_WEIGHTS:
+        raise BadInput(f"The network has {total:.3g} weights, more than {_MOST_WEIGHTS:.0e}: take a smaller one.")
     sizes = [inputs, *[width] * depth, 1]
     weights = [random.standard_normal((rows, fan)) for fan, rows in itertools.pairwise(sizes)]
     masks = [(random.random(w.shape) < density) / math.sqrt(density) for w in weights]
