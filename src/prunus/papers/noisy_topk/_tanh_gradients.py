@@ -47,7 +47,7 @@ class _Block:
         assert self.layer.bias is not None
         sums = torch.addmm(self.layer.bias, self.columns.view(n * side * side, -1), self.matrix.t())
         self.active = torch.tanh(sums).view(n, side, side, -1).permute(0, 3, 1, 2)
-        out, self.places = functional.max_pool2d_with_indices(self.active, 2, 1)
+        out, self.places = functional.max_pool2d_with_indices(self.active, [2, 2], [1, 1])
         self.padded, self.pooled = padded.shape, out.shape
         return out
 
@@ -68,7 +68,7 @@ class _Block:
         n, kernel, channels = len(self.sums), self.kernel, self.layer.in_channels
         side = (self.padded[1] - kernel) // self.stride + 1
         windows = (self.sums.view(n * side * side, -1) @ self.matrix).view(n, side, side, kernel, kernel, channels)
-        images = windows.new_zeros(self.padded)
+        images: Tensor = windows.new_zeros(self.padded)
         reach = self.stride * (side - 1) + 1
         for row in range(kernel):
             for column in range(kernel):
