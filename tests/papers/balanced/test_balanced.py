@@ -14,10 +14,25 @@ from prunus.errors import BadInput
 from prunus.papers.balanced import bank_cost, bank_energy, limit_energy
 from prunus.theory import balanced as b
 from prunus.theory import claims
+from support.theory import cases, checks_of, unchecked, verify
 
 LAWS = st.sampled_from(["normal", "uniform", "laplace"])
 few = settings(max_examples=40, deadline=None, derandomize=True)
 MATRIX = [[0.9, -0.1, 0.4, -0.3, 0.05, 1.1, -0.7, 0.2], [0.15, -0.25, 0.35, 0.45, -2.0, 1.5, 0.6, -0.55]]
+
+
+@pytest.mark.parametrize("claim, case", cases("balanced"))
+def test_case(claim, case):
+    verify(claim, case)
+
+
+@pytest.mark.parametrize("check", checks_of("balanced"))
+def test_check(check):
+    assert check.run()
+
+
+def test_every_claim_has_a_check():
+    assert not unchecked("balanced")
 
 
 # Relative excess in percent for banks of 4, 8, ..., 1024 (ledger B-6).

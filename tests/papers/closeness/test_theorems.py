@@ -12,7 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prunus.errors import BadInput
+from prunus.papers.checking import Check
+from prunus.theory import Case, Claim
 from prunus.theory import closeness as c
+from support.theory import cases, checks_of, unchecked, verify
 
 quick = settings(max_examples=30, deadline=None, derandomize=True)
 THEOREM1 = {"spread": 1.0, "norm_bound": 1.18, "latala": 0.63, "concentration": 0.00484}
@@ -21,6 +24,22 @@ THEOREM3: dict[str, Any] = {
     "layers": 3, "image": 64, "kernel": 3, "d": 256, "exponent": 0.5, "image_exponent": 0.2, "width_exponent": 0.05,
     "second": 1.0, "fourth": 3.0, "latala": 0.6, "outputs": 10, "norm_bound": 10.0,
 }  # fmt: skip
+
+
+@pytest.mark.parametrize("claim, case", cases("closeness"))
+def test_case(claim: Claim, case: Case) -> None:
+    verify(claim, case)
+
+
+@pytest.mark.parametrize("check", checks_of("closeness"))
+def test_check(check: Check) -> None:
+    assert check.run()
+
+
+def test_every_claim_is_checked() -> None:
+    covered = {identifier for parameter in checks_of("closeness") for identifier in parameter.values[0].claims}
+    assert unchecked("closeness") == set()
+    assert {"P-5", "P-6a", "P-6b", "P-6c", "P-16b", "P-22a", "P-22b", "P-22c", "P-22d", "P-33"} <= covered
 
 
 def test_printed_forms_differ_where_the_ledger_says_so() -> None:

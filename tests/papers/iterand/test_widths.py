@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from prunus.papers.iterand._best_pair import _tanh_sinh
 from prunus.papers.iterand._windows import _binomial
-from prunus.theory import iterand
-from support.theory import agree
+from prunus.theory import claims, iterand
+from support.theory import agree, cases, verify
 
 quick = settings(max_examples=40, deadline=None, derandomize=True)
 errors = st.floats(0.01, 1.0)
@@ -19,7 +19,42 @@ deltas = st.floats(1e-6, 0.9)
 resamplings = st.integers(1, 2000)
 
 
+@pytest.mark.parametrize("claim, case", cases("iterand"))
+def test_reference_value(claim, case):
+    verify(claim, case)
+
+
 # --- where the published formula is wrong ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "identifier, arguments",
+    [
+        ("I-4c", {"samples": 45000, "batch": 128}),
+        ("I-8c", {"error": 0.2}),
+        ("I-9a", {"error": 0.5, "delta": 0.01, "resamples": 10}),
+        ("I-9b", {"error": 0.5, "half": 1, "resamples": 19}),
+        ("I-9d", {"error": 0.5, "delta": 0.01}),
+        ("I-10a", {"window": 0.05, "resamples": 30, "half": 2, "outputs": 3}),
+        ("I-10b", {"outputs": 3, "error": 0.5, "delta": 0.1, "resamples": 10}),
+        ("I-11", {"inputs": 4, "outputs": 3, "error": 0.5, "delta": 0.1, "resamples": 100}),
+        ("I-12a", {"layers": 2, "inputs": 4, "outputs": 3, "error": 0.5, "delta": 0.1, "resamples": 551}),
+        ("I-12b", {"layers": 2, "inputs": 4, "outputs": 3, "error": 0.5, "delta": 0.1}),
+        ("I-12e", {"inputs": 4, "error": 0.5}),
+        ("I-12f", {"widths": [4, 3, 3], "error": 0.5, "delta": 0.1, "resamples": 100}),
+    ],
+)
+def test_print_differs_from_the_truth(identifier, arguments):
+    claim = claims[identifier]
+    printed, true = claim.printed(**arguments), claim(**arguments)
+    for name in printed:
+        assert not agree(printed[name], true[name], 1e-3), name
+
+
+def test_only_the_claims_with_a_printed_table_have_a_printed_form():
+    for claim in claims.values():
+        if claim.paper == "iterand":
+            assert (claim.printed_function is not None) == bool(claim.printed_returns), claim.id
 
 
 @quick

@@ -10,10 +10,25 @@ from hypothesis import strategies as st
 from prunus.papers.noisy_topk import SwapLaw, log_binomial
 from prunus.theory import claims
 from prunus.theory import noisy_topk as s
+from support.theory import cases, checks_of, unchecked, verify
 
 few = settings(max_examples=60, deadline=None, derandomize=True)
 SIZES = st.integers(1, 400)
 THETAS = st.floats(0.0, 6.0)
+
+
+@pytest.mark.parametrize("claim, case", cases("noisy_topk"))
+def test_case(claim, case):
+    verify(claim, case)
+
+
+@pytest.mark.parametrize("check", checks_of("noisy_topk"))
+def test_check(check):
+    assert check.run()
+
+
+def test_every_claim_has_a_check():
+    assert not unchecked("noisy_topk")
 
 
 def exact_weights(law: SwapLaw, low: int, high: int, bits: int = 200) -> list[int]:

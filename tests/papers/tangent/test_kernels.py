@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from prunus.errors import BadInput
 from prunus.papers.tangent._split import draw_network, split_backward
-from prunus.theory import tangent
-from support.theory import agree
+from prunus.theory import claims, tangent
+from support.theory import agree, cases, verify
 
 quick = settings(max_examples=40, deadline=None, derandomize=True)
 angles = st.floats(0.0, math.pi)
@@ -19,7 +19,38 @@ depths = st.integers(1, 8)
 densities = st.floats(0.01, 1.0)
 
 
+@pytest.mark.parametrize("claim, case", cases("tangent"))
+def test_reference_value(claim, case):
+    verify(claim, case)
+
+
 # --- where the published formula is wrong ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "identifier, arguments",
+    [
+        ("K-2a", {"angle": 1.0, "depth": 3}),
+        ("K-5", {"angle": 1.0, "depth": 3, "density": 0.5}),
+        ("K-7b", {"density": 0.5, "layer": 2}),
+        ("K-11a", {"probability": 0.1, "count": 1000, "deviation": 0.3}),
+        ("K-12", {"sigma": 1.0, "scale": 1.0, "deviation": 2.0}),
+        ("K-13b", {"frobenius": 1.0, "spectral": 1.0, "deviation": 20.0}),
+        ("K-14a", {"density": 0.1, "deviation": 0.2, "delta": 0.05, "depth": 3, "rows": 1024}),
+        ("K-15", {"delta": 0.05}),
+    ],
+)
+def test_print_differs_from_the_truth(identifier, arguments):
+    claim = claims[identifier]
+    printed, true = claim.printed(**arguments), claim(**arguments)
+    for name in printed:
+        assert not agree(printed[name], true[name], 1e-3), name
+
+
+def test_only_the_claims_with_a_printed_table_have_a_printed_form():
+    for claim in claims.values():
+        if claim.paper == "tangent":
+            assert (claim.printed_function is not None) == bool(claim.printed_returns), claim.id
 
 
 def test_printed_product_has_one_factor_more_in_every_term():
