@@ -12,37 +12,40 @@ from __future__ import annotations
 import copy
 import signal
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import nn
 
+from support.hugging_face import MODELS, build
+
 RATIOS = (0.3, 0.4, 0.5)
 SECONDS = 60
 ZOO = ("resnet20", "vgg11:width=0.25", "lstm:vocabulary=50")
+PART, PARTS = "model", (*MODELS, *ZOO)
 _QUERIES = ("query", "key", "value", "q_proj", "k_proj", "v_proj", "q_lin", "k_lin", "v_lin", "q", "k", "v", "c_attn")
 
 
-def run(quick: bool = False) -> list[dict[str, Any]]:
-    """One row for each model, and the two sums."""
+def run(quick: bool = False, parts: tuple[str, ...] = PARTS) -> list[dict[str, Any]]:
+    """One row for each model, and the two sums of all of them."""
     rows = []
-    for name, model, example in _models(quick):
+    for name, model, example in _models(("bert", "distilbert", "resnet20") if quick else parts):
         row = {"model": name, "ours": _verdict(_ours, model, example), "peer": _verdict(_peer, model, example)}
         rows.append(row)
         print(row, flush=True)
     sums = {key: f"{sum(row[key] == 'runs' for row in rows)} of {len(rows)}" for key in ("ours", "peer")}
-    return [*rows, {"model": "together", **sums}]
+    return [*rows, {"model": "together", **sums}] if parts == PARTS else rows
 
 
-def _models(quick: bool) -> Iterator[tuple[str, nn.Module, Any]]:
+def _models(names: Sequence[str]) -> Iterator[tuple[str, nn.Module, Any]]:
     import prunus
-    from support.hugging_face import MODELS, build
 
-    for name in list(MODELS)[:2] if quick else MODELS:
-        yield name, *build(name)
-    for name in ZOO[:1] if quick else ZOO:
+    for name in names:
+        if name in MODELS:
+            yield name, *build(name)
+            continue
         model = prunus.models.make(name, seed=0).eval()
         yield name, model, torch.randint(1, 50, (2, 9)) if "lstm" in name else prunus.adapters.example_input(model)
 
