@@ -38,13 +38,31 @@ struct Matrix {
     Plan plan;
     Packed packed;
 
-    // `used`: columns that may hold a weight; null for all.
+    // `used`: columns that may hold a weight; null for all. `quads`: a mask as 2:4 and 1:4 are, of any density.
     Matrix(int64_t rows, int64_t cols, int64_t bank, double density, Values kind,
-           const std::vector<bool> *used = nullptr)
+           const std::vector<bool> *used = nullptr, bool quads = false)
         : dense(size_t(rows * cols)) {
-        for (size_t i = 0; i < dense.size(); ++i)
+        if (quads) keep_in_quads(rows);
+        for (size_t i = 0; i < dense.size() && !quads; ++i)
             if (std::uniform_real_distribution<double>()(engine) < density && (!used || (*used)[i % size_t(cols)]))
                 dense[i] = normal();
+        pack_dense(rows, cols, bank, kind);
+    }
+
+    // Zero to four weights of each four neighbouring columns, equally many in every row, at different places.
+    void keep_in_quads(int64_t rows) {
+        const int64_t cols = int64_t(dense.size()) / rows;
+        for (int64_t c = 0; c < cols; c += 4) {
+            const int64_t width = std::min<int64_t>(4, cols - c), kept = draw(0, width);
+            for (int64_t r = 0; r < rows; ++r) {
+                float *four = dense.data() + r * cols + c;
+                for (int64_t i = 0; i < kept; ++i) four[i] = normal();
+                std::shuffle(four, four + width, engine);
+            }
+        }
+    }
+
+    void pack_dense(int64_t rows, int64_t cols, int64_t bank, Values kind) {
         plan = plan_packing(dense.data(), rows, cols, bank);
         values.resize(size_t(plan.slot_start.back() * lanes));
         index.resize(size_t(plan.packet_start.back() * lanes));

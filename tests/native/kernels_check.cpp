@@ -16,14 +16,21 @@ void check_linear(const Level &level) {
     const int64_t rows = draw(1, large ? 300 : wide ? 20 : 70), batch = draw(1, large ? 120 : wide ? 30 : 80);
     const int64_t cols = wide ? draw(4000, 9000) : draw(1, large ? 600 : 200);
     const int64_t banks[] = {16, 32, 64, 128, 256};
-    const Matrix m(rows, cols, banks[draw(0, 4)], std::pow(double(draw(0, 10)) / 10, 2), Values(draw(0, 2)));
+    const bool quads = draw(0, 7) == 0;
+    const Matrix m(rows, cols, banks[quads ? 0 : draw(0, 4)], std::pow(double(draw(0, 10)) / 10, 2), Values(draw(0, 2)),
+                   nullptr, quads);
     const Floats x(batch * cols), bias(rows);
-    std::unique_ptr<float[]> y(new float[size_t(batch * rows)]);
+    std::unique_ptr<float[]> y(new float[size_t(batch * rows)]), again(new float[size_t(batch * rows)]);
     const bool relu = draw(0, 1);
     const Finish finish = {bias.at.get(), m.scales(), nullptr, relu};
     Places places;
     for (int choice = 0; choice < 3; ++choice) {
         linear(level, m.packed, places, x.at.get(), cols, batch, y.get(), finish, int(draw(1, 3)), Choice(choice));
+        linear(level, m.packed, places, x.at.get(), cols, batch, again.get(), finish, int(draw(1, 3)), Choice(choice));
+        if (std::memcmp(y.get(), again.get(), size_t(batch * rows) * sizeof(float)) != 0) {
+            std::printf("linear on %s: other bits from what a layer keeps than at its first call\n", level.name);
+            std::exit(1);
+        }
         for (int64_t n = 0; n < batch; ++n)
             for (int64_t r = 0; r < rows; ++r) {
                 double sum = bias.at[size_t(r)], size = std::fabs(sum);

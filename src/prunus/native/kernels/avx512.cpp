@@ -138,8 +138,8 @@ inline void permute_group(const Packed &p, int64_t group, const float *x, int64_
 }
 
 template <typename T>
-inline void permute_samples(const Packed &p, int64_t group, const float *x, int64_t ldx, const uint8_t *, int64_t,
-                            int samples, float *out) {
+inline void permute_samples(const Packed &p, const Ready *, int64_t group, const float *x, int64_t ldx, const uint8_t *,
+                            int64_t, int samples, float *out) {
     int n = 0;
     for (; n + 6 <= samples; n += 6) permute_group<6, 1, T>(p, group, x + n * ldx, ldx, out + n * lanes);
     for (; n + 4 <= samples; n += 4) permute_group<4, 2, T>(p, group, x + n * ldx, ldx, out + n * lanes);

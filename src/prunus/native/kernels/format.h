@@ -33,6 +33,32 @@ struct Packed {
     int64_t banks() const { return (cols + bank - 1) / bank; }
 };
 
+// The weights again, in the order of a permute kernel that asks for them (`Level::ready`). For banks of 16, by group.
+//
+// In pairs of slots: four float32 values of the even slot beside those of the odd one, and so on; the index stays where
+// it is. Narrower values come after their indices, one byte each, the even slot's before the odd one's and the rows as
+// `ready_row` says: bfloat16 as eight values of the even slot beside eight of the odd one, int8 as they are.
+//
+// In quads, where all weights of a slot lie within four neighbouring columns (2:4 and 1:4 masks): for every sixteen slots
+// a word for each row, two bits for each slot, and sixteen numbers, where each slot's four columns begin. Values stay where
+// they are, and no tables are needed.
+struct Ready {
+    const uint8_t *at;
+    const int64_t *start;  // [groups], in bytes
+    bool quads;
+};
+constexpr int64_t quad_slots = 16, quad_bytes = quad_slots * 4 + lanes * 4;
+
+// Which row stands at a place of a pair's indices, and of a quad's words: rows stand in the order in which their values
+// are widened.
+constexpr int64_t ready_row(Values kind, int64_t place) {
+    if (kind == Values::bf16) return place / 8 * 8 + place % 4 * 2 + place / 4 % 2;
+    return kind == Values::i8 ? place % 4 * 4 + place / 4 : place;
+}
+constexpr int64_t quad_row(Values kind, int64_t place) {
+    return kind == Values::bf16 ? place % 8 * 2 + place / 8 : place;
+}
+
 // Where column j of bank b lies in the input, in floats: base[b] + j * stride, or table[b * bank + j] where given.
 struct Columns {
     const uint32_t *base;
@@ -116,9 +142,11 @@ struct Level {
     // (none: it reads x itself).
     int table_bytes;
     void (*prepare)(const int32_t *schedule, int64_t slots, int64_t bank, const float *x, uint8_t *tables);
+    bool ready;  // the permute kernel is faster with `Ready`
     // Sum of one group for `samples` rows of x (leading dimension ldx, every bank readable in full): out[sample][16].
-    void (*permute)(const Packed &, int64_t group, const float *x, int64_t ldx, const uint8_t *tables,
-                    int64_t table_stride, int samples, float *out);
+    // With or without `ready` (may be null) the same bits.
+    void (*permute)(const Packed &, const Ready *ready, int64_t group, const float *x, int64_t ldx,
+                    const uint8_t *tables, int64_t table_stride, int samples, float *out);
     // x (up to `width` samples x cols, leading dimension ldx) -> out[cols][width], missing samples zero.
     void (*to_tile)(const float *x, int64_t ldx, int64_t samples, int64_t cols, float *out);
     // acc[rows][ld] -> y (samples x rows, leading dimension ldy).

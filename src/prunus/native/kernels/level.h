@@ -1,19 +1,21 @@
 // The table of one instruction set; included last, after tile.h, transpose.h and the unit's own `permute_samples`.
 
-void permute_kernel(const Packed &p, int64_t group, const float *x, int64_t ldx, const uint8_t *tables,
-                    int64_t table_stride, int samples, float *out) {
+void permute_kernel(const Packed &p, const Ready *ready, int64_t group, const float *x, int64_t ldx,
+                    const uint8_t *tables, int64_t table_stride, int samples, float *out) {
     switch (p.kind) {
-        case Values::f32: return permute_samples<float>(p, group, x, ldx, tables, table_stride, samples, out);
-        case Values::bf16: return permute_samples<uint16_t>(p, group, x, ldx, tables, table_stride, samples, out);
-        case Values::i8: return permute_samples<int8_t>(p, group, x, ldx, tables, table_stride, samples, out);
+        case Values::f32: return permute_samples<float>(p, ready, group, x, ldx, tables, table_stride, samples, out);
+        case Values::bf16:
+            return permute_samples<uint16_t>(p, ready, group, x, ldx, tables, table_stride, samples, out);
+        case Values::i8: return permute_samples<int8_t>(p, ready, group, x, ldx, tables, table_stride, samples, out);
     }
 }
 
-// What the permute kernel can do, and the tables it reads in place of x, if any.
+// What the permute kernel can do, the tables it reads in place of x, if any, and whether it reads `Ready`.
 struct Permute {
     int up_to, bank;
     int table_bytes = 0;
     void (*prepare)(const int32_t *schedule, int64_t slots, int64_t bank, const float *x, uint8_t *tables) = nullptr;
+    bool ready = false;
 };
 
 constexpr Level level_of(const char *name, const Permute &permute) {
@@ -29,6 +31,7 @@ constexpr Level level_of(const char *name, const Permute &permute) {
         .values = decode_values,
         .table_bytes = permute.table_bytes,
         .prepare = permute.prepare,
+        .ready = permute.ready,
         .permute = permute_kernel,
         .to_tile = to_tile,
         .from_tile = from_tile,

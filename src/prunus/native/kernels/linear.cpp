@@ -26,36 +26,44 @@ int useful_threads(const Packed &p, int64_t samples, int threads) {
 
 constexpr int64_t at_once = 12;  // samples the permute kernel takes in one go
 
-void permute_groups(const Level &level, const Packed &p, int64_t g0, int64_t g1, const float *x, int64_t ldx,
-                    int samples, float *y, const Finish &f) {
+// act(sum * scale + bias) of so many neighbouring rows.
+inline void finish_rows(float *sum, int64_t first, int64_t rows, const Finish &f, float *out) {
+    if (f.scale)
+        for (int64_t r = 0; r < rows; ++r) sum[r] *= f.scale[first + r];
+    if (f.bias)
+        for (int64_t r = 0; r < rows; ++r) sum[r] += f.bias[first + r];
+    if (f.relu)
+        for (int64_t r = 0; r < rows; ++r) sum[r] = sum[r] < 0.0f ? 0.0f : sum[r];
+    std::memcpy(out, sum, size_t(rows) * sizeof(float));
+}
+
+void permute_groups(const Level &level, const Packed &p, const Ready *ready, int64_t g0, int64_t g1, const float *x,
+                    int64_t ldx, int samples, float *y, const Finish &f) {
     float sums[at_once * lanes];
     uint8_t *tables = nullptr;
     int64_t stride = 0, made_for = -1, made_slots = -1;
     for (int64_t g = g0; g < g1; ++g) {
         const int64_t slots = p.slots(g), first = g * lanes, rows = std::min(lanes, p.rows - first);
-        if (level.table_bytes && (p.schedule_start[g] != made_for || slots != made_slots)) {
+        if (level.table_bytes && !(ready && ready->quads) && (p.schedule_start[g] != made_for || slots != made_slots)) {
             stride = (slots + 1) / 2 * level.table_bytes * (p.bank / 16);
             tables = static_cast<uint8_t *>(scratch(Scratch::sums, stride * samples + 64));
             for (int n = 0; n < samples; ++n)
                 level.prepare(p.schedule + p.schedule_start[g], slots, p.bank, x + n * ldx, tables + n * stride);
             made_for = p.schedule_start[g], made_slots = slots;
         }
-        level.permute(p, g, x, ldx, tables, stride, samples, sums);
+        level.permute(p, ready, g, x, ldx, tables, stride, samples, sums);
         for (int n = 0; n < samples; ++n) {
-            float *out = y + n * p.rows + first;
-            const float *sum = sums + n * lanes;
-            for (int64_t r = 0; r < rows; ++r) {
-                float value = sum[r];
-                if (f.scale) value *= f.scale[first + r];
-                if (f.bias) value += f.bias[first + r];
-                out[r] = f.relu && value < 0.0f ? 0.0f : value;
-            }
+            float *sum = sums + n * lanes, *out = y + n * p.rows + first;
+            if (rows == lanes)
+                finish_rows(sum, first, lanes, f, out);
+            else
+                finish_rows(sum, first, rows, f, out);
         }
     }
 }
 
-void linear_permute(const Level &level, const Packed &p, const float *x, int64_t ldx, int64_t batch, float *y,
-                    const Finish &f, int threads) {
+void linear_permute(const Level &level, const Packed &p, Places &places, const float *x, int64_t ldx, int64_t batch,
+                    float *y, const Finish &f, int threads) {
     const int64_t padded = p.banks() * p.bank;
     if (padded != p.cols) {  // the last bank is read in full
         float *copy = static_cast<float *>(scratch(Scratch::padded, padded * batch * int64_t(sizeof(float))));
@@ -65,12 +73,14 @@ void linear_permute(const Level &level, const Packed &p, const float *x, int64_t
         }
         x = copy, ldx = padded;
     }
+    const Ready *ready = places.ready(level, p);
     threads = useful_threads(p, batch * 2, threads);
     const int64_t tasks = std::min<int64_t>(p.groups, threads > 1 ? threads * 4 : 1);
     parallel(threads, tasks, [&](int64_t task) {
         const int64_t g0 = p.groups * task / tasks, g1 = p.groups * (task + 1) / tasks;
         for (int64_t n = 0; n < batch; n += at_once)
-            permute_groups(level, p, g0, g1, x + n * ldx, ldx, int(std::min(at_once, batch - n)), y + n * p.rows, f);
+            permute_groups(level, p, ready, g0, g1, x + n * ldx, ldx, int(std::min(at_once, batch - n)), y + n * p.rows,
+                           f);
     });
 }
 
@@ -258,7 +268,7 @@ void linear(const Level &level, const Packed &p, Places &places, const float *x,
     if (batch == 0 || p.rows == 0) return;
     const bool can = p.bank <= level.permute_bank;
     if (choice == Choice::automatic ? permutes(level, p, batch) : choice == Choice::permute && can)
-        linear_permute(level, p, x, ldx, batch, y, f, threads);
+        linear_permute(level, p, places, x, ldx, batch, y, f, threads);
     else
         linear_tile(level, p, places, x, ldx, batch, y, f, threads);
 }

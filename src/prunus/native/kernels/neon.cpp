@@ -89,8 +89,8 @@ inline vec value_at(const int8_t *p) {
 // A bank of sixteen floats is 64 bytes, which is what one `tbl` over four registers reads. The four bytes of a float
 // stand at four times its index and after it.
 template <typename T>
-inline void permute_samples(const Packed &p, int64_t group, const float *x, int64_t ldx, const uint8_t *, int64_t,
-                            int samples, float *out) {
+inline void permute_samples(const Packed &p, const Ready *, int64_t group, const float *x, int64_t ldx, const uint8_t *,
+                            int64_t, int samples, float *out) {
     const T *values = static_cast<const T *>(p.values) + p.slot_start[group] * lanes;
     const uint8_t *index = p.index + p.packet_start[group] * lanes;
     const int32_t *schedule = p.schedule + p.schedule_start[group];

@@ -104,8 +104,8 @@ inline float value_at<uint16_t>(const uint16_t *p) {
 }
 
 template <typename T>
-inline void permute_samples(const Packed &p, int64_t group, const float *x, int64_t ldx, const uint8_t *, int64_t,
-                            int samples, float *out) {
+inline void permute_samples(const Packed &p, const Ready *, int64_t group, const float *x, int64_t ldx, const uint8_t *,
+                            int64_t, int samples, float *out) {
     const T *values = static_cast<const T *>(p.values) + p.slot_start[group] * lanes;
     const uint8_t *index = p.index + p.packet_start[group] * lanes;
     const int32_t *schedule = p.schedule + p.schedule_start[group];

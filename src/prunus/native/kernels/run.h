@@ -11,12 +11,16 @@ namespace kernels {
 
 enum class Choice : int { automatic = 0, permute = 1, tile = 2, integer = 3 };
 
-// Where the input of each weight lies in a tile: two bytes for each weight, of a layer small enough to stay in a cache.
-// Kept from the second call on, for the columns of that call; null otherwise.
+// What is kept from a layer's second call on: where the input of each weight lies in a tile (two bytes for each weight
+// of a layer small enough to stay in a cache, for the columns of that call), and its weights as the permute kernel wants
+// them.
 class Places {
   public:
-    // `count`: entries of columns.base, or of columns.table.
+    // `count`: entries of columns.base, or of columns.table. Null where nothing is kept.
     const uint16_t *of(const Level &, const Packed &, const Columns &columns, int64_t count);
+    // For the permute kernel, where its level asks for it and the layer is small enough or in quads; null otherwise.
+    const Ready *ready(const Level &, const Packed &);
+    ~Places();
 
   private:
     struct Kept {
@@ -30,6 +34,10 @@ class Places {
         ~One() { delete kept.load(); }
     };
     One each_[3];  // by the width of a register
+
+    struct Arranged;
+    std::atomic<bool> asked_{false};
+    std::atomic<const Arranged *> arranged_{nullptr};
 };
 
 // y (batch x rows) = act(x (batch x cols) * W^T * scale + bias).
