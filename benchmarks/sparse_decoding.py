@@ -1,0 +1,138 @@
+"""Decoding with a trained language model (SmolLM2-135M, where it is installed): tokens a second at batch 1, one thread.
+
+Every call writes eight more tokens behind a prompt of 16, with the cache of keys and values, greedily. Dense: torch in
+float32 and in int8 (dynamic), and llama.cpp on the same weights in its own formats where llama-cpp-python is installed.
+Ours: banks of 16, native blocks, in float32 and in integers. The head, a fifth of all weights, is not pruned: it stays
+with torch in float32 and is packed whole with the integers. "perplexity" is that of WikiText-2's test part, on as many
+spans of 512 tokens as "spans" says, through the same model; "weights" says how they were pruned: by magnitude alone, or
+reconstructed where `benchmarks/_reconstructed.py` was run before. "load" is the machine's load average.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+import prunus
+from benchmarks import _reconstructed
+from prunus import timing
+
+SPARSITIES = (0.5, 0.75, 0.9)
+PROMPT, STEP, LONGEST = 16, 8, 144
+SPANS = 4
+
+
+class Decoder:
+    """Writes token after token; begins again with the prompt when the text has become long."""
+
+    def __init__(self, model: Any, prompt: torch.Tensor) -> None:
+        self.model, self.prompt = model, prompt
+        self.cache: Any = None
+        self.token, self.length = prompt, 0
+
+    def __call__(self) -> None:
+        for _ in range(STEP):
+            if self.cache is None or self.length >= LONGEST:
+                self.cache, self.token, self.length = None, self.prompt, 0
+            out = self.model(input_ids=self.token, past_key_values=self.cache, use_cache=True)
+            self.cache, self.length = out.past_key_values, self.length + self.token.shape[1]
+            self.token = out.logits[:, -1:].argmax(-1)
+
+
+def run(quick: bool) -> list[dict[str, Any]]:
+    torch.set_num_threads(1)
+    network = _network()
+    if network is None:
+        return []
+    dense, prompt = network.model, network.samples[0]["input_ids"][:1, :PROMPT]
+    models: dict[str, Any] = {"torch fp32": dense}
+    kinds: dict[str, str] = {}
+    for sparsity in SPARSITIES[-1:] if quick else SPARSITIES:
+        rebuilt = _reconstructed.load("smollm2", dense, sparsity)
+        pruned = copy.deepcopy(dense) if rebuilt is None else rebuilt
+        if rebuilt is None:
+            prunus.prune(pruned, sparsity, pattern="balanced:16", exclude=network.exclude)
+        linear = [name for name, module in pruned.named_modules() if isinstance(module, nn.Linear)]
+        for name, activations in (("fp32", None), ("integers", torch.int8)):
+            title, packed = f"ours {sparsity:.0%}, {name}", {layer: layer not in network.exclude for layer in linear}
+            if activations is not None:
+                packed |= dict.fromkeys(network.exclude, True)
+            models[title] = prunus.compress(pruned, select=packed, activations=activations, fuse=True)
+            kinds[title] = "magnitude" if rebuilt is None else "reconstructed"
+        del pruned, rebuilt
+    models["torch int8"] = _torch_int8(dense)
+    runs: dict[str, Callable[[], Any]] = {name: Decoder(model, prompt) for name, model in models.items()}
+    runs |= _llama(prompt)
+    with torch.no_grad():
+        samples = timing.interleave(runs, 5 if quick else 11, 0.0, timing.clock_for(1))
+        load = round(os.getloadavg()[0], 1)
+        judged = {name: network.judge(model) for name, model in models.items() if not quick}
+    slower = timing.ratios(samples, "torch fp32")
+    return [
+        {
+            "what": name,
+            "tokens a second": round(STEP / timing.median(values), 1),
+            "spread": round(timing.spread(values), 3),
+            "times torch": round(1 / slower[name], 2),
+            "times torch int8": round(1 / timing.ratios(samples, "torch int8")[name], 2),
+            "perplexity": round(judged[name]["perplexity"], 2) if name in judged else "",
+            "spans": SPANS if name in judged else "",
+            "weights": kinds.get(name, ""),
+            "load": load,
+        }
+        for name, values in samples.items()
+    ]
+
+
+def _network() -> Any:
+    """SmolLM2 with its samples and judge; None where the package or the texts are missing."""
+    from tools.quality import smollm2
+
+    os.environ["PRUNUS_SPANS"] = str(SPANS)
+    try:
+        return smollm2()
+    except (ImportError, AssertionError, OSError):
+        return None
+
+
+def _torch_int8(model: nn.Module) -> nn.Module:
+    from torch.ao.quantization import quantize_dynamic
+
+    return quantize_dynamic(copy.deepcopy(model), {nn.Linear}, dtype=torch.qint8)
+
+
+def _llama(prompt: torch.Tensor) -> dict[str, Callable[[], Any]]:
+    """llama.cpp on the file itself (Q4_1) and on the same weights as Q8_0; nothing where it is not installed."""
+    try:
+        import llama_cpp
+        from tools.foreign_models import smollm2_folder
+    except (ImportError, OSError):
+        return {}
+    (file,) = smollm2_folder().glob("*.gguf")
+    _reconstructed.FOLDER.mkdir(parents=True, exist_ok=True)
+    eight = _reconstructed.FOLDER / "smollm2-q8_0.gguf"
+    if not eight.is_file():
+        settings = llama_cpp.llama_model_quantize_default_params()
+        settings.ftype, settings.allow_requantize, settings.nthread = llama_cpp.LLAMA_FTYPE_MOSTLY_Q8_0, True, 1
+        llama_cpp.llama_model_quantize(str(file).encode(), str(eight).encode(), settings)
+
+    def decoder(path: Path) -> Callable[[], None]:
+        engine = llama_cpp.Llama(str(path), n_ctx=256, n_threads=1, n_threads_batch=1, verbose=False)
+
+        def step() -> None:
+            for _ in range(STEP):
+                if engine.n_tokens == 0 or engine.n_tokens >= LONGEST:
+                    engine.reset()
+                    engine.eval(prompt[0].tolist())
+                else:
+                    engine.eval([engine.sample(temp=0.0)])
+
+        return step
+
+    return {"llama.cpp Q4_1": decoder(file), "llama.cpp Q8_0": decoder(eight)}
