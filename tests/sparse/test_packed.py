@@ -125,6 +125,29 @@ def test_the_same_bytes_for_one_and_two_threads(level: str) -> None:
         torch.set_num_threads(before)
 
 
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16, torch.int8])
+@pytest.mark.parametrize("kept", [None, 1, 2])
+def test_what_a_layer_keeps_gives_the_same_bytes_as_its_first_call(
+    level: str, kept: int | None, dtype: torch.dtype | None
+) -> None:
+    generator = torch.Generator().manual_seed(9)
+    weight = torch.randn(70, 100, generator=generator)
+    if kept is None:
+        weight = sparse_matrix(generator, 70, 100, 0.2, "balanced")
+    else:  # 1:4 and 2:4
+        ranks = torch.rand(70, 25, 4, generator=generator).argsort(-1)
+        weight = weight * (ranks < kept).reshape(70, 100)
+    packed = pack(weight, 16, dtype)
+    for batch in (1, 2, 9, 33):
+        x = torch.randn(batch, 100, generator=generator)
+        stored = x.double() @ packed.dense().double().T
+        for choice in (PERMUTE, TILE):
+            fresh = run_linear(pack(weight, 16, dtype), x, choice=choice)
+            assert bool(((fresh - stored).abs() <= tolerance(packed.dense(), x, None)).all())
+            for _ in range(2):
+                assert torch.equal(run_linear(packed, x, choice=choice), fresh)
+
+
 def test_several_python_threads_at_once() -> None:
     generator = torch.Generator().manual_seed(9)
     packed = pack(sparse_matrix(generator, 512, 512, 0.1, "balanced"))

@@ -83,6 +83,8 @@ struct Direct {
     int64_t plane, other_plane;
 };
 
+constexpr int64_t beside_bytes = lanes * int64_t(sizeof(float) + sizeof(uint16_t));
+
 // One group's share of one tile: acc[row][sample] += sum over some slots of value * x[column][sample].
 struct Tile {
     const float *const *x;  // where each register of samples begins
@@ -96,6 +98,7 @@ struct Tile {
     const uint16_t *narrow;  // offsets of the inputs, 16 for each slot; null where they are wide
     const uint32_t *wide;
     const float *values;  // likewise
+    bool beside;          // values and narrow offsets alternate: sixteen of the one, sixteen of the other
     const Direct *end;    // null: the sums go back to acc
 };
 

@@ -14,6 +14,7 @@ constexpr int64_t weight_bytes = sizeof(float) + sizeof(uint16_t);  // of a deco
 constexpr int64_t sums_bytes = 384 << 10;  // sums that stay at hand: most of a 512 KB second-level cache
 constexpr int64_t tiles_together = 6;      // that share what is decoded
 constexpr int64_t chunk_slots = 1024, chunk_groups = 128;  // decoded at once, at most
+constexpr int64_t kept_columns = 256;                      // of a block whose weights are kept decoded
 constexpr int64_t segment_columns = 4096;                  // whose places fit 16 bits
 constexpr int64_t work_per_thread = 100000;  // multiply-adds below which a second thread costs more than it brings
 
@@ -97,7 +98,7 @@ struct Chunk {
 struct TileJob {
     const Level &level;
     const Packed &p;
-    const uint16_t *places;  // of all weights; null: to be decoded
+    const Blocks *blocks;  // null: to be decoded
     const Columns &columns;
     const Finish &f;
     const float *x;
@@ -115,7 +116,8 @@ struct TileJob {
         const int64_t ld = (v1 - v0 + tiles - 1) / tiles * level.width, groups = g1 - g0, banks = p.banks();
         const int64_t inputs = ld * p.bank * int64_t(sizeof(float)), segment = banks_in_segment(p);
         const int64_t weights = p.slot_start[p.groups] * lanes * weight_bytes / std::max<int64_t>(1, p.groups * banks);
-        const int64_t block = std::min(segment, std::max<int64_t>(1, block_bytes / (inputs + weights)));
+        const int64_t fitting = std::min(segment, std::max<int64_t>(1, block_bytes / (inputs + weights)));
+        const int64_t block = blocks ? blocks->banks : fitting;
         const int64_t acc_size = groups * lanes * ld, xt_size = block * p.bank * level.width;
         const int64_t room = std::max(chunk_slots, block * p.bank);
         float *acc = static_cast<float *>(scratch(Scratch::sums, tiles * acc_size * int64_t(sizeof(float))));
@@ -134,7 +136,10 @@ struct TileJob {
             }
             const int64_t skipped = b % segment * p.bank * level.width;
             for (chunk.last = g0; chunk.last < g1;) {
-                take(chunk, cursor, last_bank, room);
+                if (blocks)
+                    find(chunk, b / block);
+                else
+                    take(chunk, cursor, last_bank, room);
                 for (int64_t t = 0; t < tiles; ++t)
                     multiply(chunk, t, b == 0, xt, xt_size, skipped, acc + t * acc_size);
             }
@@ -143,12 +148,24 @@ struct TileJob {
         for (int64_t t = 0; t < tiles; ++t) end(t, acc + t * acc_size);
     }
 
+    // The next chunk of what is kept in blocks.
+    void find(Chunk &chunk, int64_t block) const {
+        const int64_t *start = blocks->start + block * p.groups;
+        chunk.first = chunk.last, chunk.last = std::min(g1, chunk.first + chunk_groups);
+        for (int64_t g = chunk.first; g < chunk.last; ++g) {
+            const int64_t number = g - chunk.first;
+            const uint8_t *at = blocks->at + start[g] * beside_bytes;
+            chunk.values[number] = reinterpret_cast<const float *>(at);
+            chunk.places[number] = reinterpret_cast<const uint16_t *>(at + lanes * sizeof(float));
+            chunk.slots[number] = start[g + 1] - start[g];
+        }
+    }
+
     // The next chunk: as many groups as there is room for.
     void take(Chunk &chunk, int64_t *cursor, int64_t last_bank, int64_t room) const {
-        uint16_t *new_places = nullptr;
+        uint16_t *new_places =
+            static_cast<uint16_t *>(scratch(Scratch::places, room * lanes * int64_t(sizeof(uint16_t))));
         float *new_values = nullptr;
-        if (!places)
-            new_places = static_cast<uint16_t *>(scratch(Scratch::places, room * lanes * int64_t(sizeof(uint16_t))));
         if (p.kind != Values::f32)
             new_values = static_cast<float *>(scratch(Scratch::values, room * lanes * int64_t(sizeof(float))));
         int64_t used = 0, last = 0, number = 0;
@@ -160,12 +177,8 @@ struct TileJob {
             if (!same)  // groups of a balanced mask share one schedule, and with it where the block ends
                 for (last = first; last < slots && schedule[last] < last_bank;) ++last;
             if (used + last - first > room) break;
-            if (places) {
-                chunk.places[number] = places + (p.slot_start[g] + first) * lanes;
-            } else {
-                level.decode(p, columns, g, first, last, new_places + used * lanes);
-                chunk.places[number] = new_places + used * lanes;
-            }
+            level.decode(p, columns, g, first, last, new_places + used * lanes);
+            chunk.places[number] = new_places + used * lanes;
             chunk.values[number] = level.values(p, g, first, last, new_values + used * lanes);
             chunk.slots[number] = last - first;
             used += last - first;
@@ -185,6 +198,7 @@ struct TileJob {
         }
         Tile t = {};
         t.x = parts, t.fresh = fresh, t.start = f.scale ? nullptr : f.bias, t.vectors = int(count);
+        t.beside = blocks != nullptr;
         for (int64_t g = chunk.first; g < chunk.last; ++g) {
             const int64_t number = g - chunk.first;
             t.slots = chunk.slots[number];
@@ -232,13 +246,13 @@ void linear_tile(const Level &level, const Packed &p, Places &cache, const float
     uint32_t *base = static_cast<uint32_t *>(scratch(Scratch::bases, banks * int64_t(sizeof(uint32_t))));
     for (int64_t b = 0; b < banks; ++b) base[b] = uint32_t(b % segment * p.bank * level.width);
     const Columns columns = {base, uint32_t(level.width), nullptr};
-    const uint16_t *places = cache.of(level, p, columns, banks);
+    const Blocks *blocks = cache.blocks(level, p, columns, std::min(segment, kept_columns / p.bank));
     parallel(threads, sets * parts, [&](int64_t task) {
         const int64_t set = task / parts, part = task % parts;
         const int64_t t0 = tiles * set / sets, t1 = tiles * (set + 1) / sets;
         TileJob{level,
                 p,
-                places,
+                blocks,
                 columns,
                 f,
                 x,

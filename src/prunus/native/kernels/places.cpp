@@ -116,7 +116,58 @@ struct Places::Arranged {
     }
 };
 
-Places::~Places() { delete arranged_.load(); }
+struct Places::Cut {
+    std::vector<int64_t> start;
+    std::unique_ptr<Aligned> bytes;
+    Blocks blocks;
+
+    Cut(const Level &level, const Packed &p, const Columns &columns, int64_t banks) : start{0} {
+        const int64_t count = (p.banks() + banks - 1) / banks;
+        std::vector<int64_t> at(size_t(p.groups), 0);
+        for (int64_t b = 0; b < count; ++b)
+            for (int64_t g = 0; g < p.groups; ++g) {
+                const int32_t *schedule = p.schedule + p.schedule_start[g];
+                int64_t &s = at[size_t(g)], first = s;
+                while (s < p.slots(g) && schedule[s] < (b + 1) * banks) ++s;
+                start.push_back(start.back() + s - first);
+            }
+        bytes = std::make_unique<Aligned>(start.back() * beside_bytes + 64);
+        std::fill(at.begin(), at.end(), 0);
+        std::vector<uint16_t> places;
+        std::vector<float> room;
+        for (int64_t b = 0; b < count; ++b)
+            for (int64_t g = 0; g < p.groups; ++g) {
+                const size_t number = size_t(b * p.groups + g);
+                const int64_t slots = start[number + 1] - start[number], first = at[size_t(g)];
+                at[size_t(g)] += slots;
+                places.resize(size_t(slots * lanes)), room.resize(size_t(slots * lanes));
+                level.decode(p, columns, g, first, first + slots, places.data());
+                const float *values = level.values(p, g, first, first + slots, room.data());
+                uint8_t *out = bytes->at + start[number] * beside_bytes;
+                for (int64_t s = 0; s < slots; ++s, out += beside_bytes) {
+                    std::memcpy(out, values + s * lanes, lanes * sizeof(float));
+                    std::memcpy(out + lanes * sizeof(float), places.data() + s * lanes, lanes * sizeof(uint16_t));
+                }
+            }
+        blocks = {bytes->at, start.data(), banks};
+    }
+};
+
+const Blocks *Places::blocks(const Level &level, const Packed &p, const Columns &columns, int64_t banks) {
+    const int which = level.width == 4 ? 0 : level.width == 8 ? 1 : 2;
+    if (p.slot_start[p.groups] * lanes > most_kept || !asked_cut_[which].exchange(true)) return nullptr;
+    const Cut *found = cut_[which].load();
+    if (!found) {
+        std::unique_ptr<const Cut> made(new Cut(level, p, columns, banks));
+        found = cut_[which].compare_exchange_strong(found, made.get()) ? made.release() : cut_[which].load();
+    }
+    return &found->blocks;
+}
+
+Places::~Places() {
+    delete arranged_.load();
+    for (auto &cut : cut_) delete cut.load();
+}
 
 const Ready *Places::ready(const Level &level, const Packed &p) {
     if (!level.ready || p.bank != 16 || !asked_.exchange(true)) return nullptr;

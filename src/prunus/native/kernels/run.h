@@ -11,6 +11,14 @@ namespace kernels {
 
 enum class Choice : int { automatic = 0, permute = 1, tile = 2, integer = 3 };
 
+// Slots of all groups, block of columns after block, each with its values and where its inputs lie beside each other
+// (`Tile::beside`).
+struct Blocks {
+    const uint8_t *at;
+    const int64_t *start;  // [blocks * groups + 1], in slots
+    int64_t banks;         // of a block
+};
+
 // What is kept from a layer's second call on: where the input of each weight lies in a tile (two bytes for each weight
 // of a layer small enough to stay in a cache, for the columns of that call), and its weights as the permute kernel wants
 // them.
@@ -18,6 +26,8 @@ class Places {
   public:
     // `count`: entries of columns.base, or of columns.table. Null where nothing is kept.
     const uint16_t *of(const Level &, const Packed &, const Columns &columns, int64_t count);
+    // The weights of a linear layer, decoded and cut into blocks of so many banks: null where nothing is kept.
+    const Blocks *blocks(const Level &, const Packed &, const Columns &columns, int64_t banks);
     // For the permute kernel, where its level asks for it and the layer is small enough or in quads; null otherwise.
     const Ready *ready(const Level &, const Packed &);
     ~Places();
@@ -34,6 +44,10 @@ class Places {
         ~One() { delete kept.load(); }
     };
     One each_[3];  // by the width of a register
+
+    struct Cut;
+    std::atomic<bool> asked_cut_[3]{};
+    std::atomic<const Cut *> cut_[3]{};
 
     struct Arranged;
     std::atomic<bool> asked_{false};

@@ -20,9 +20,16 @@ inline void offsets_of(const Offset *p, uint64_t (&out)[R]) {
     }
 }
 
-template <int R, int V, typename Offset>
+// The offsets of a slot lie `pitch` bytes after those of the one before, and so do its values.
+template <int pitch, typename T>
+inline const T *next_slot(const T *p) {
+    return reinterpret_cast<const T *>(reinterpret_cast<const uint8_t *>(p) + pitch);
+}
+
+template <int R, int V, bool beside, typename Offset>
 __attribute__((always_inline)) inline void rows_kernel(const Tile &t, const Offset *offsets, int64_t row) {
     constexpr int64_t ld = int64_t(V) * W;
+    constexpr int near = int(beside_bytes), apart = int(lanes);
     offsets += row;
     const float *values = t.values + row;
     float *acc = t.acc + row * ld;
@@ -43,7 +50,7 @@ __attribute__((always_inline)) inline void rows_kernel(const Tile &t, const Offs
 #pragma GCC unroll 8
             for (int v = 0; v < V; ++v) sum[r][v] = load(acc + r * ld + v * W);
     }
-    for (int64_t s = t.slots; s > 0; --s, offsets += lanes, values += lanes) {
+    for (int64_t s = t.slots; s > 0; --s) {
         vec weight[R];
         uint64_t at[R];
         splat_rows<R>(values, weight);
@@ -52,6 +59,8 @@ __attribute__((always_inline)) inline void rows_kernel(const Tile &t, const Offs
         for (int r = 0; r < R; ++r)
 #pragma GCC unroll 8
             for (int v = 0; v < V; ++v) sum[r][v] = fma(weight[r], load(x[v] + at[r]), sum[r][v]);
+        offsets = next_slot<beside ? near : apart * int(sizeof(Offset))>(offsets);
+        values = next_slot<beside ? near : apart * int(sizeof(float))>(values);
     }
     if (t.end) {
         const Direct &e = *t.end;
@@ -86,10 +95,12 @@ __attribute__((always_inline)) inline void rows_kernel(const Tile &t, const Offs
 
 template <int R, int V>
 void group_kernel(const Tile &t) {
-    if (t.narrow)
-        for (int64_t r = 0; r < t.rows; r += R) rows_kernel<R, V>(t, t.narrow, r);
+    if (t.beside)
+        for (int64_t r = 0; r < t.rows; r += R) rows_kernel<R, V, true>(t, t.narrow, r);
+    else if (t.narrow)
+        for (int64_t r = 0; r < t.rows; r += R) rows_kernel<R, V, false>(t, t.narrow, r);
     else
-        for (int64_t r = 0; r < t.rows; r += R) rows_kernel<R, V>(t, t.wide, r);
+        for (int64_t r = 0; r < t.rows; r += R) rows_kernel<R, V, false>(t, t.wide, r);
 }
 
 template <typename Offset>
