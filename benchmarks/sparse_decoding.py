@@ -1,11 +1,11 @@
 """Decoding with a trained language model (SmolLM2-135M, where it is installed): tokens a second at batch 1, one thread.
 
 Every call writes eight more tokens behind a prompt of 16, with the cache of keys and values, greedily. Dense: torch in
-float32 and in int8 (dynamic), and llama.cpp on the same weights in its own formats where llama-cpp-python is installed.
-Ours: banks of 16, native blocks, in float32 and in integers. The head, a fifth of all weights, is not pruned: it stays
-with torch in float32 and is packed whole with the integers. "perplexity" is that of WikiText-2's test part, on as many
-spans of 512 tokens as "spans" says, through the same model; "weights" says how they were pruned: by magnitude alone, or
-reconstructed where `benchmarks/_reconstructed.py` was run before. "load" is the machine's load average.
+float32 and in int8 (dynamic). Ours: banks of 16, native blocks, in float32 and in integers. The head, a fifth of all
+weights, is not pruned: it stays with torch in float32 and is packed whole with the integers. "perplexity" is that of
+WikiText-2's test part, on as many spans of 512 tokens as "spans" says, through the same model; "weights" says how they
+were pruned: by magnitude alone, or reconstructed where `benchmarks/_reconstructed.py` was run before. "load" is the
+machine's load average.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -68,7 +67,6 @@ def run(quick: bool) -> list[dict[str, Any]]:
         del pruned, rebuilt
     models["torch int8"] = _torch_int8(dense)
     runs: dict[str, Callable[[], Any]] = {name: Decoder(model, prompt) for name, model in models.items()}
-    runs |= _llama(prompt)
     with torch.no_grad():
         samples = timing.interleave(runs, 5 if quick else 11, 0.0, timing.clock_for(1))
         load = round(os.getloadavg()[0], 1)
@@ -105,34 +103,3 @@ def _torch_int8(model: nn.Module) -> nn.Module:
     from torch.ao.quantization import quantize_dynamic
 
     return quantize_dynamic(copy.deepcopy(model), {nn.Linear}, dtype=torch.qint8)
-
-
-def _llama(prompt: torch.Tensor) -> dict[str, Callable[[], Any]]:
-    """llama.cpp on the file itself (Q4_1) and on the same weights as Q8_0; nothing where it is not installed."""
-    try:
-        import llama_cpp
-        from tools.foreign_models import smollm2_folder
-    except (ImportError, OSError):
-        return {}
-    (file,) = smollm2_folder().glob("*.gguf")
-    _reconstructed.FOLDER.mkdir(parents=True, exist_ok=True)
-    eight = _reconstructed.FOLDER / "smollm2-q8_0.gguf"
-    if not eight.is_file():
-        settings = llama_cpp.llama_model_quantize_default_params()
-        settings.ftype, settings.allow_requantize, settings.nthread = llama_cpp.LLAMA_FTYPE_MOSTLY_Q8_0, True, 1
-        llama_cpp.llama_model_quantize(str(file).encode(), str(eight).encode(), settings)
-
-    def decoder(path: Path) -> Callable[[], None]:
-        engine = llama_cpp.Llama(str(path), n_ctx=256, n_threads=1, n_threads_batch=1, verbose=False)
-
-        def step() -> None:
-            for _ in range(STEP):
-                if engine.n_tokens == 0 or engine.n_tokens >= LONGEST:
-                    engine.reset()
-                    engine.eval(prompt[0].tolist())
-                else:
-                    engine.eval([engine.sample(temp=0.0)])
-
-        return step
-
-    return {"llama.cpp Q4_1": decoder(file), "llama.cpp Q8_0": decoder(eight)}
