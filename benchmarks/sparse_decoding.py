@@ -2,10 +2,9 @@
 
 Every call writes eight more tokens behind a prompt of 16, with the cache of keys and values, greedily. Dense: torch in
 float32 and in int8 (dynamic). Ours: banks of 16, native blocks, in float32 and in integers. The head, a fifth of all
-weights, is not pruned: it stays with torch in float32 and is packed whole with the integers. "perplexity" is that of
-WikiText-2's test part, on as many spans of 512 tokens as "spans" says, through the same model; "weights" says how they
-were pruned: by magnitude alone, or reconstructed where `benchmarks/_reconstructed.py` was run before. "load" is the
-machine's load average.
+weights, is not pruned and stays with torch in float32. "perplexity" is that of WikiText-2's test part, on as many
+spans of 512 tokens as "spans" says, through the same model; "weights" says how they were pruned: by magnitude alone,
+or reconstructed where `benchmarks/_reconstructed.py` was run before. "load" is the machine's load average.
 """
 
 from __future__ import annotations
@@ -57,12 +56,9 @@ def run(quick: bool) -> list[dict[str, Any]]:
         pruned = copy.deepcopy(dense) if rebuilt is None else rebuilt
         if rebuilt is None:
             prunus.prune(pruned, sparsity, pattern="balanced:16", exclude=network.exclude)
-        linear = [name for name, module in pruned.named_modules() if isinstance(module, nn.Linear)]
         for name, activations in (("fp32", None), ("integers", torch.int8)):
-            title, packed = f"ours {sparsity:.0%}, {name}", {layer: layer not in network.exclude for layer in linear}
-            if activations is not None:
-                packed |= dict.fromkeys(network.exclude, True)
-            models[title] = prunus.compress(pruned, select=packed, activations=activations, fuse=True)
+            title = f"ours {sparsity:.0%}, {name}"
+            models[title] = prunus.compress(pruned, select="always", activations=activations, fuse=True)
             kinds[title] = "magnitude" if rebuilt is None else "reconstructed"
         del pruned, rebuilt
     models["torch int8"] = _torch_int8(dense)
