@@ -102,6 +102,13 @@ def test_reproductions_with_public_data_run() -> None:
     assert len(rows) == 1 + 3 * 5
 
 
+def test_a_shortened_training_redraws_as_often() -> None:
+    """45,000 images in batches of 128 are 351 steps: 117 events in 100 epochs with a period of 300."""
+    assert tickets.proportional_period(100) == 300
+    for epochs in (1, 10, 20, 50):
+        assert 351 * epochs // tickets.proportional_period(epochs) == 351 * 100 // 300
+
+
 def test_masks_of_the_tangent_figures_do_not_know_the_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     """Drawn with the weights' own seed a random mask keeps the largest of uniform weights: 1.2 spreads off in mean.
 
