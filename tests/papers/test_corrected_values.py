@@ -99,3 +99,16 @@ def test_share_of_a_rows_own_energy_scatters_otherwise() -> None:
     assert 400 * np.var(removed / 400) == pytest.approx(found["spread"], rel=0.12)
     assert 400 * np.var(removed / rows.sum(axis=1)) == pytest.approx(found["own_share"], rel=0.12)
     assert found["own_share"] > 2 * found["spread"]
+
+
+def test_normal_approximation_of_every_rank_is_off_by_what_its_erratum_says() -> None:
+    """Over all banks up to 20, against the exact energy."""
+    off = {
+        (n, r): claims["B-8b"](n=n, r=r)["variance"] / (claims["B-3"](n=n, r=r)["energy"] * n / r)
+        for n in range(2, 21)
+        for r in range(1, n)
+    }
+    assert min(off, key=off.__getitem__) == (11, 10)
+    assert max(off, key=off.__getitem__) == (2, 1)
+    assert off[11, 10] == pytest.approx(1 - 0.057, abs=5e-4)
+    assert off[2, 1] == pytest.approx(1.36, abs=5e-3)
