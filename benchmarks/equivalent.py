@@ -30,6 +30,8 @@ EXEMPT = ("1_7", "1_8", "1_9")
 """Networks that properties 3 and 4 leave out."""
 
 TOLERANCE = 0.05
+BOXES = 64
+"""Parts into which the neighbourhood of one image may be split."""
 
 
 def network(arrays: Any, name: str) -> nn.Sequential:
@@ -105,7 +107,7 @@ def mnist() -> Iterator[tuple[str, Any]]:
         for image in images:
             width = steps / 255
             box = prunus.Box((image - width).clamp_min(0.0), (image + width).clamp_max(1.0))
-            verdict = prunus.equivalent(one, two, box, tolerance=TOLERANCE, labels=labels, boxes=24)
+            verdict = prunus.equivalent(one, two, box, tolerance=TOLERANCE, labels=labels, boxes=BOXES)
             counts[verdict.status] += 1
         spent = round(time.process_time() - begin, 2)
         asked = "the same label" if labels else f"probabilities within {TOLERANCE}"
@@ -148,7 +150,8 @@ NOTES = {
     "pruned5": "ACAS Xu 1_1 against pruned5, tolerance .05 in every output, one thread.",
     "float16": "The 45 ACAS Xu networks against their weights rounded to float16, tolerance .05 in every output, one "
     "thread for each row. NeuroDiff needs 343 s on 12 threads for property 1 of all 45.",
-    "mnist": "MNIST 3x100 with its softmax against pruned5, 20 test images, boxes of pixels, at most 24 boxes each.",
+    "mnist": "MNIST 3x100 with its softmax against pruned5, 20 test images, boxes of pixels, split into at most 64 "
+    "parts by signs of activations.",
 }
 
 

@@ -117,8 +117,12 @@ def test_what_cannot_be_asked_is_refused() -> None:
     for tolerance in (0.0, -1.0, float("nan"), float("inf"), True, "x"):
         with pytest.raises(BadInput, match="tolerance"):
             prunus.equivalent(model, masks, box, tolerance=tolerance)  # type: ignore[arg-type]
-    with pytest.raises(BadInput, match="time"):
-        prunus.equivalent(model, masks, box, seconds=0)
+    near = prunus.Samples(torch.zeros(1, 3), 0.1)
+    for seconds in (0, -1.0, float("nan"), True, "x", None):
+        with pytest.raises(BadInput, match="time"):
+            prunus.equivalent(model, masks, box, seconds=seconds)  # type: ignore[arg-type]
+        with pytest.raises(BadInput, match="time"):
+            prunus.certify_labels(model, masks, near, seconds=seconds)  # type: ignore[arg-type]
     with pytest.raises(BadInput, match="norm"):
         prunus.equivalent(model, masks, box, norm=1)
     with pytest.raises(BadInput, match="boxes"):

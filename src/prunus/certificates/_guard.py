@@ -123,3 +123,9 @@ def check_attained(attained: float, bound: float) -> None:
             f"An input of the domain moves the output by {attained:.6g}, above the bound {bound:.6g}: no certificate "
             "is given. This is a fault of Prunus; please report the two networks."
         )
+
+
+def check_seconds(seconds: Any) -> None:
+    """Refuse a time in which nothing can be done."""
+    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not seconds > 0:
+        raise BadInput(f"The time is {seconds!r} s: give more than 0.")

@@ -12,6 +12,7 @@ from torch import Tensor
 from prunus.certificates.bounds.floats import UNITS
 from prunus.certificates.bounds.relaxation import Relaxation
 from prunus.certificates.prover.probabilities import (
+    blame_margin,
     ends_in_softmax,
     margin_rows,
     probability_bounds,
@@ -31,6 +32,11 @@ class Goal(Protocol):
     @property
     def pair(self) -> Pair: ...
 
+    @property
+    def by_signs(self) -> bool:
+        """Whether boxes of many inputs are split by signs of activations: it helps margins, and not differences."""
+        ...
+
     def bound(self, relaxation: Relaxation, centres: tuple[Tensor, Tensor]) -> Tensor:
         """(boxes,) upper bounds; centres are both networks' outputs at the boxes' centres."""
         ...
@@ -38,6 +44,15 @@ class Goal(Protocol):
     def measure(self, one: Tensor, two: Tensor) -> Tensor:
         """(points,) the number at points, from both networks' outputs (points, outputs)."""
         ...
+
+
+def blame(relaxation: Relaxation, pair: Pair, output: Tensor) -> None:
+    """Note what gaps cost in the bound on one output's difference (boxes,)."""
+    size = math.prod(pair.output_shape)
+    row = torch.eye(size, dtype=torch.float64)[output].reshape(-1, 1, *pair.output_shape)
+    both = torch.cat([row, -row], 1)
+    relaxation.losses = {}
+    relaxation.upper(len(pair.steps), torch.zeros_like(both), both)
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,10 +63,16 @@ class Close:
     limit: float
     norm: int | str
 
+    @property
+    def by_signs(self) -> bool:
+        return ends_in_softmax(self.pair)
+
     def bound(self, relaxation: Relaxation, centres: tuple[Tensor, Tensor]) -> Tensor:
         outputs = relaxation.outputs()
         if ends_in_softmax(self.pair):
             outputs = torch.minimum(outputs, probability_bounds(self.pair, relaxation, centres[0].argmax(1)))
+        else:
+            blame(relaxation, self.pair, outputs.argmax(1))
         found = outputs.amax(1) if self.norm == "max" else torch.linalg.vector_norm(outputs, dim=1) * (1 + 1e-12)
         return torch.where(torch.isnan(found), torch.full_like(found, math.inf), found)
 
@@ -80,6 +101,7 @@ class SameLabel:
 
     pair: Pair
     limit: float = 0.0
+    by_signs: bool = True
 
     @staticmethod
     def of(pair: Pair) -> SameLabel:
@@ -97,6 +119,7 @@ class SameLabel:
         label = one.argmax(1)
         found = upper_margins(relaxation, len(self.pair.steps), margin_rows(self.pair, label))
         found = found.scatter(1, label[:, None], -math.inf)
+        blame_margin(relaxation, len(self.pair.steps), margin_rows(self.pair, label), found.argmax(1))
         worst = found.amax(1)
         worst = torch.where(torch.isnan(worst), torch.full_like(worst, math.inf), worst)
         return torch.where(two.argmax(1) == label, worst, torch.full_like(worst, math.inf))

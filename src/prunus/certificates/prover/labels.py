@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from prunus.certificates._certify import prepared, shared_graph
-from prunus.certificates._guard import check_reading, run_module
+from prunus.certificates._guard import check_reading, check_seconds, run_module
 from prunus.certificates.bounds.intervals import propagate_ranges
 from prunus.certificates.bounds.recursion import Norms, propagate
 from prunus.certificates.bounds.relaxation import Relaxation
@@ -116,8 +116,7 @@ def certify_labels(
     begin = time.monotonic()
     if not isinstance(points, Samples):
         raise BadInput("certify_labels takes prunus.Samples(points, radius) as its domain.")
-    if not seconds > 0:
-        raise BadInput(f"The time is {seconds!r} s: give more than 0.")
+    check_seconds(seconds)
     original, other = prepared(model, pruned)
     shape = input_shape(original, points.shape, None)
     pair = read_pair(original, other, shape, graph=graph or shared_graph(original, pruned, shape))

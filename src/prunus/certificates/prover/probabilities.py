@@ -34,6 +34,12 @@ def upper_margins(relaxation: Relaxation, index: int, rows: Tensor) -> Tensor:
     return torch.maximum(one, torch.minimum(two, relaxation.upper(index, rows, rows)))
 
 
+def blame_margin(relaxation: Relaxation, index: int, rows: Tensor, output: Tensor) -> None:
+    """Note what gaps cost in the bound on the margin of one output (boxes,)."""
+    relaxation.losses = {}
+    upper_margins(relaxation, index, rows[torch.arange(len(output)), output][:, None])
+
+
 def ends_in_softmax(pair: Pair) -> bool:
     """True where the outputs are one softmax over all of them."""
     last = pair.steps[-1].original
@@ -52,6 +58,7 @@ def probability_bounds(pair: Pair, relaxation: Relaxation, label: Tensor) -> Ten
     none = torch.zeros_like(rows)
     both = relaxation.upper(index, torch.cat([none, none], 1), torch.cat([rows, -rows], 1))
     moved = both.reshape(len(label), 2, -1).amax(1).clamp_min(0.0)
+    blame_margin(relaxation, index, rows, above.argmax(1))
     most = torch.special.expit(above)
     rest = torch.minimum(most.sum(1, keepdim=True), 1 - 1 / (1 + above.exp().sum(1, keepdim=True))) * _OUT
     furthest = moved.amax(1, keepdim=True)

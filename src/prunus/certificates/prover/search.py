@@ -18,12 +18,16 @@ from prunus.certificates.bounds.intervals import Range, Ranges
 from prunus.certificates.bounds.relaxation import Relaxation
 from prunus.certificates.prover.boxes import Boxes, axes, relax
 from prunus.certificates.prover.goals import Goal
+from prunus.certificates.prover.signs import costliest, halves
 
 _ENTRIES = 2**23
 """Coefficients of one batch of boxes in the widest layer: 64 MB."""
 
 _KNOWN = 2**23
 """Entries of all values of the boxes that wait, six numbers each: 400 MB."""
+
+_FEW = 64
+"""Inputs up to which boxes of them are halved."""
 
 _ENDS = (-math.inf, math.inf)
 
@@ -92,17 +96,36 @@ def search(
         waiting, worst, owners = waiting[later], worst[later], owners[later]
         known = [value.rows(later) for value in known]
         if open_rows.numel():
-            halves, kept = boxes[open_rows].split(axes(goal.pair, boxes, relaxation)[open_rows])
-            waiting = waiting.joined(halves)
-            worst = torch.cat([worst, bound[open_rows][kept]])
-            owners = torch.cat([owners, owner[open_rows][kept]])
-            known = [value.joined(fresh.rows(open_rows[kept])) for value, fresh in zip(known, relaxation.ranges)]
+            parts, kept, fresh = _split(goal, boxes, relaxation, open_rows, bool(known))
+            waiting = waiting.joined(parts)
+            worst = torch.cat([worst, bound[kept]])
+            owners = torch.cat([owners, owner[kept]])
+            known = [value.joined(more) for value, more in zip(known, fresh)]
         if progress is not None:
             progress(done, len(waiting), float(worst.max()) if len(waiting) else settled_bound)
     if len(waiting) == 0:
         return Found(True, settled_bound, done, None, each)
     each.scatter_reduce_(0, owners, worst, "amax")
     return Found(False, max(settled_bound, float(worst.max())), done, None, each)
+
+
+def _split(
+    goal: Goal, boxes: Boxes, relaxation: Relaxation, rows: Tensor, carried: bool
+) -> tuple[Boxes, Tensor, list[Ranges]]:
+    """The halves of some of the boxes, from which box each comes, and what is known in it (if that is carried along).
+
+    Boxes of few inputs are halved along an input, those of many, where margins are asked, by the sign of an activation.
+    """
+    pair = goal.pair
+    if carried and goal.by_signs and boxes.low[0].numel() > _FEW:
+        steps, entries = costliest(pair, relaxation)
+        if bool((steps[rows] >= 0).all()):
+            known = [value.rows(rows) for value in relaxation.ranges]
+            origin = rows.repeat(2)
+            return boxes[origin], origin, halves(pair, known, steps[rows], entries[rows])
+    parts, kept = boxes[rows].split(axes(pair, boxes, relaxation)[rows])
+    origin = rows[kept]
+    return parts, origin, [value.rows(origin) for value in relaxation.ranges] if carried else []
 
 
 def _unknown(goal: Goal, count: int) -> list[Ranges]:
@@ -119,7 +142,6 @@ def _bounded(goal: Goal, boxes: Boxes, known: Sequence[Ranges]) -> tuple[Tensor,
     with torch.no_grad():
         centres = boxes.inside(boxes.region.centres)
         relaxation = relax(goal.pair, boxes, known)
-        relaxation.losses = {}
         bound = goal.bound(relaxation, goal.pair.outputs(centres))
         rows = relaxation.at_input
         if rows is None:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from prunus.certificates._attack import AttackSettings, ascend
 from prunus.certificates._certify import prepared, shared_graph
-from prunus.certificates._guard import check_reading, run_module
+from prunus.certificates._guard import check_reading, check_seconds, run_module
 from prunus.certificates.domains import Ball, Box, Domain, Region, Samples
 from prunus.certificates.prover.boxes import Boxes
 from prunus.certificates.prover.goals import Close, Goal, SameLabel
@@ -109,8 +109,8 @@ def equivalent(
     """Decide whether two networks differ by at most a tolerance, or give equal labels, everywhere in a domain.
 
     Branch and bound over boxes of inputs: the linear relaxation of the pair bounds each box, boxes whose bound is too
-    large are halved, and every box also offers inputs that might refute. Rounding of both networks is part of
-    the bound.
+    large are halved (with many inputs, labels and probabilities by the sign of an activation), and every box also
+    offers inputs that might refute. Rounding of both networks is part of the bound.
 
     Args:
         model: the original network, in evaluation mode.
@@ -173,8 +173,7 @@ def _check(tolerance: Any, norm: Any, labels: bool, seconds: Any, boxes: Any) ->
         raise BadInput(f"The tolerance is {tolerance!r}: it must be a positive number.")
     if norm not in (2, "max"):
         raise BadInput(f'The norm is 2 or "max", not {norm!r}.')
-    if not isinstance(seconds, (int, float)) or not seconds > 0:
-        raise BadInput(f"The time is {seconds!r} s: give more than 0.")
+    check_seconds(seconds)
     if boxes is not None and (isinstance(boxes, bool) or not isinstance(boxes, int) or boxes < 1):
         raise BadInput(f"The number of boxes is {boxes!r}: it must be a positive whole number.")
 
