@@ -163,3 +163,8 @@ def test_scores_say_whether_they_need_data() -> None:
 def test_synflow_takes_patterns_with_one_sparsity() -> None:
     model = nn.Sequential(nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 4))
     assert prunus.find_masks(model, 0.5, score="synflow", pattern="2:4", data=torch.randn(4, 16)).sparsity == 0.5
+
+
+def test_weights_without_a_size_are_refused() -> None:
+    with pytest.raises(BadInput, match=r"'0\.weight' has no size yet: run the model"):
+        prunus.prune(torch.nn.Sequential(torch.nn.LazyLinear(8), torch.nn.ReLU()), 0.5)

@@ -16,6 +16,9 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from prunus.errors import BadInput
 
 __all__ = [
     "EMBEDDING",
@@ -190,6 +193,9 @@ def all_weights(model: nn.Module) -> dict[str, Weight]:
 
     Weights under `torch.nn.utils.prune` are not parameters any more and are not listed: make them permanent first.
     """
+    empty = next((name for name, parameter in model.named_parameters() if is_lazy(parameter)), None)
+    if empty is not None:
+        raise BadInput(f"The weight {empty!r} has no size yet: run the model on an input first, which gives it one.")
     owners: dict[int, tuple[nn.Module, str, str]] = {}
     for module in model.modules():
         for attribute, kind in _recognised(module):

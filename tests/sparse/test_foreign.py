@@ -117,6 +117,32 @@ class Turned(nn.Linear):
         return x @ self.weight.permute(0, 1) + self.bias
 
 
+class Noisy(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(64, 64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x) + torch.randn(x.shape)
+
+
+def test_a_model_that_does_not_repeat_itself_is_told_so() -> None:
+    model = Noisy().eval()
+    prunus.prune(model, 0.75, pattern="balanced:16")
+    with pytest.raises(BadInput, match="in another way each time"):
+        prunus.compress(model, example=torch.randn(2, 64), select="always")
+    assert set(packed(prunus.compress(model, select="always"))) == {"inner"}
+
+
+def test_kinds_without_a_packed_form_are_named() -> None:
+    model = nn.Sequential(nn.Conv1d(16, 16, 3), nn.ConvTranspose1d(16, 16, 2), nn.RNN(16, 16), nn.Embedding(9, 16))
+    prunus.prune(model[:3], 0.75, pattern="balanced:16")
+    why = left(prunus.compress(model, select="always"))
+    assert {name: reason.rpartition(" ")[2] for name, reason in why.items()} == {
+        "0": "Conv1d", "1": "ConvTranspose1d", "2": "RNN",
+    }  # fmt: skip
+
+
 def test_products_that_are_written_out_are_packed() -> None:
     torch.manual_seed(0)
     plain = Unbiased(64, 64, bias=False)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from prunus import graph
 from prunus.errors import BadInput, first_line
-from prunus.layers import is_conv1d
+from prunus.layers import EMBEDDING, all_weights, is_conv1d
 from prunus.sparse._foreign import Cast, PaddedConv2d, SparseAttention
 from prunus.sparse._geometry import ConvGeometry
 from prunus.sparse._graph import folded
@@ -51,7 +51,17 @@ def find(model: nn.Module) -> Candidates:
             found.left[name] = reason
         else:
             found.layers[name] = module
+    _name_others(model, found, inside)
     return found
+
+
+def _name_others(model: nn.Module, found: Candidates, inside: set[int]) -> None:
+    """Layers of kinds that are pruned and have no packed form stay dense, and are named."""
+    known = {id(model.get_submodule(name)) for name in (*found.layers, *found.left)} | inside
+    others = {id(weight.module) for weight in all_weights(model).values() if weight.kind != EMBEDDING} - known
+    for name, module in model.named_modules():
+        if id(module) in others:
+            found.left[name] = f"there is no packed form of {type(module).__name__}"
 
 
 def _kind(module: nn.Module) -> type | None:

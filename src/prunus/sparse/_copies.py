@@ -17,6 +17,10 @@ from prunus.errors import BadInput, RunFailed, first_line
 EXACT, ROUNDED = 1e-3, 0.5  # how far results may be off, relative to their size: in float32, and with fewer bits
 
 
+class UnlikeModel(RunFailed):
+    """The copy answers otherwise than the model it was made from."""
+
+
 @dataclass(frozen=True)
 class ModelInputs:
     """Inputs of a model: by position and by name."""
@@ -69,9 +73,19 @@ def require_equal(model: nn.Module, example: ModelInputs, expected: list[Tensor]
         if not bool(torch.isfinite(theirs).all()):
             continue  # nothing to compare with
         if not bool(off <= allowed * size + 1e-6):
-            raise RunFailed(
+            raise UnlikeModel(
                 f"The compressed model is off by {float(off / size):.2%} on the example: it was not returned; leave "
                 "layers dense with select={layer: False}, or store more bits."
+            )
+
+
+def require_repeatable(model: nn.Module, example: ModelInputs, expected: list[Tensor]) -> None:
+    """Refuse a model that itself does not give the expected answer again."""
+    for ours, theirs in zip(run(model, example), expected):
+        if ours.shape != theirs.shape or not torch.allclose(ours, theirs, rtol=EXACT, atol=1e-6, equal_nan=True):
+            raise BadInput(
+                "The model answers the same example in another way each time (it draws random numbers, or changes "
+                "itself when it runs), so that its copy cannot be compared with it: leave the example out."
             )
 
 
