@@ -65,7 +65,7 @@ def _sides(text: str) -> tuple[int, ...]:
 
 def data_for(name: str, split: str, folder: Path | None, model: str) -> Any:
     """A data set by name, or the user's own: "package.module:dataset", a file of text, or a folder of images."""
-    from prunus.study.networks import read_data
+    from prunus.named_data import read_data
 
     return read_data(name, split, None if folder is None else str(folder), model)
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from prunus import __version__
 from prunus.adapters import batches, main_output
 from prunus.errors import BadInput
+from prunus.named_data import read_data
 from prunus.study.grid import Cell
 
 _BATCH = 64
@@ -46,26 +47,6 @@ def restored(cell: Cell, weights: bytes) -> nn.Module:
 def load(cell: Cell, split: str) -> Any:
     """One part of the cell's data; a worker reads it once."""
     return read_data(cell.data, split, cell.settings.data_dir or None, cell.model)
-
-
-@functools.lru_cache(maxsize=4)
-def read_data(name: str, split: str, folder: str | None, model: str) -> Any:
-    """A data set by name, or the user's own: "package.module:dataset", a file of text, or a folder of images.
-
-    Where the model is named as hf:FOLDER, text is read with its tokenizer, and images are sized as the folder says.
-    """
-    from prunus.data import load, names
-    from prunus.data.own import decoder_start_of, is_own, is_text, load_own, pictures_of
-    from prunus.models.hf import PREFIX, tokenizer_of
-
-    if name in names() or not is_own(name):
-        return load(name, split=split, folder=folder)
-    if not model.startswith(PREFIX):
-        return load_own(name)
-    place = model.removeprefix(PREFIX)
-    if is_text(name):
-        return load_own(name, tokenizer_of(place), decoder_start=decoder_start_of(place))
-    return load_own(name, pictures=pictures_of(place))
 
 
 def stored_bytes(model: nn.Module) -> int:
