@@ -47,13 +47,22 @@ _SHARED = {
     "integers": True,
     "peers": True,
     "examples": 6,
+    "keep": True,
 }
 STUDIES: dict[str, dict[str, Any]] = {
     "resnet20": {
         "title": "ResNet-20 on CIFAR-10, pruned",
         "model": "resnet20",
         "data": "cifar10",
-        "settings": {"exclude": ["conv1", "linear"], "batch": 1, "second_batch": 32, "examples": 12},
+        "again": [1, 2],
+        "settings": {
+            "exclude": ["conv1", "linear"],
+            "batch": 1,
+            "second_batch": 32,
+            "batch_size": 128,
+            "augment": "crop-flip",
+            "examples": 12,
+        },
     },
     "efficientnet": {
         "title": "EfficientNet-Lite0 on photographs, pruned",
@@ -73,14 +82,14 @@ STUDIES: dict[str, dict[str, Any]] = {
         "title": "MiniLM, a sentence encoder, pruned",
         "model": f"hf:{MODELS}/minilm",
         "data": "tools.showcase:similarities",
-        "settings": {"exclude": ["pooler*"], "metric": "spearman", "batch": 1, "second_batch": 8, "held_out": 0},
+        "settings": {"exclude": ["pooler*"], "metric": "spearman", "batch": 1, "second_batch": 8},
     },
     "smollm2": {
         "title": "SmolLM2-135M, a language model, pruned",
         "model": f"hf:{MODELS}/smollm2",
         "data": "tools.showcase:wikitext",
         "sparsity": [0.5],
-        "settings": {"metric": "perplexity", "samples": 128, "look": 64, "batch": 1, "held_out": 0, "examples": 4},
+        "settings": {"metric": "perplexity", "samples": 128, "look": 64, "batch": 1, "held_out": 8, "examples": 4},
     },
 }
 FRONT: dict[str, tuple[str, str, float, str]] = {
@@ -90,8 +99,6 @@ FRONT: dict[str, tuple[str, str, float, str]] = {
     "smollm2": ("SmolLM2-135M, WikiText-2", "reconstruct, balanced:16", 0.5, "perplexity"),
 }
 """For each row of the README's table: the network, which cell of its study is shown, and what it is judged by."""
-
-QUICK = {"method": ["prune", "reconstruct"], "pattern": ["balanced:16", "2:4"], "sparsity": [0.5, 0.75]}
 
 
 def main() -> None:
@@ -123,18 +130,24 @@ def main() -> None:
 
 
 def _grids(study: dict[str, Any], quick: bool) -> list[dict[str, Any]]:
-    """Magnitude and Wanda as they come; reconstruction, alone and with distillation; a smaller ordinary network."""
-    settings = _SHARED | study["settings"]
-    common = {"pattern": ["unstructured", "balanced:16", "2:4"], "sparsity": [0.5, 0.75, 0.9], "seed": [0]}
-    common |= {name: value for name, value in study.items() if name != "settings"}
-    ways = [
-        {"method": ["prune"], "score": ["magnitude", "wanda"]},
-        {"method": ["reconstruct", "reconstruct+distil"]},
-        {"method": ["shrink"], "pattern": ["channels"], "sparsity": [0.25, 0.5]},
+    """Magnitude and Wanda as they come; reconstruction, with other samples too, and with distillation; a smaller one.
+
+    What the front page shows comes first, so that a study that is stopped early has it.
+    """
+    settings, again = _SHARED | study["settings"], study.get("again", [])
+    common = {"pattern": ["balanced:16", "2:4", "unstructured"], "sparsity": [0.5, 0.75, 0.9], "seed": [0]}
+    common |= {name: value for name, value in study.items() if name not in ("settings", "again")}
+    plain = [share for share in common["sparsity"] if share < 0.9]
+    ways: list[dict[str, Any]] = [
+        {"method": ["prune", "reconstruct"], "pattern": ["balanced:16", "2:4"], "sparsity": plain},
+        {"method": ["prune", "reconstruct"]},
+        {"method": ["reconstruct"], "pattern": ["balanced:16"], "sparsity": plain, "seed": again},
+        {"method": ["prune"], "score": ["wanda"], "pattern": ["balanced:16", "2:4"], "sparsity": plain},
+        {"method": ["shrink"], "pattern": ["channels"], "sparsity": [0.5]},
+        {"method": ["reconstruct+distil"], "pattern": ["balanced:16"]},
     ]
-    if quick:
-        ways = [{**QUICK, "sparsity": [s for s in QUICK["sparsity"] if s in common["sparsity"]]}]
-    return [common | way | {"settings": settings} for way in ways]
+    chosen = ways[:1] if quick else [way for way in ways if way.get("seed") != []]
+    return [common | way | {"settings": settings} for way in chosen]
 
 
 def _toml(grid: dict[str, Any]) -> str:
@@ -167,12 +180,14 @@ def _record(name: str, folder: Path) -> None:
     columns = ("quality", "quality_dense", "quality_int8", "quality_integers", "speedup", "speedup_second")
     columns += ("speedup_integers", "speedup_integers_second", "faster_than_dense", "faster_than_dense_second")
     columns += ("faster_than_int8", "faster_than_int8_second", "agreement", "making_seconds")
+    columns += ("bytes_dense", "bytes_integers", "bytes_memory")
     with Store(folder) as store:
         groups = grouped(store.results())
     rows: list[dict[str, Any]] = []
     for group in groups:
         row: dict[str, Any] = {"method": group.label, "sparsity": group.sparsity}
         row |= {name: None if (v := group.mean(name)) is None else float(f"{v:.4g}") for name in columns}
+        row |= _spread(group)
         row["times smaller"] = None if group.smaller is None else round(group.smaller, 2)
         low = group.results[0].record.get("agreement_low")
         row["agreement_low"] = None if low is None else round(low, 4)
@@ -181,6 +196,13 @@ def _record(name: str, folder: Path) -> None:
         rows.append(row)
     note = f"{STUDIES[name]['title']}: docs/studies/{name}.html as a table. Times on one thread, as ratios."
     record(f"showcase-{name}", rows, note)
+
+
+def _spread(group: Any) -> dict[str, Any]:
+    """How many seeds there are, and the standard deviation of the quality over them."""
+    found = group.means.get("quality_integers") or group.means["quality"]
+    deviation = None if found.deviation is None else float(f"{found.deviation:.2g}")
+    return {"seeds": len(group.results), "deviation": deviation, "answers": group.results[0].record.get("answers")}
 
 
 def readme_table() -> list[str]:
@@ -199,14 +221,22 @@ def readme_table() -> list[str]:
         kept = row["quality_integers"] or row["quality"]
         times = [_pair(row, "faster_than_dense"), _pair(row, "faster_than_int8")]
         size = row["times smaller, integers"] or row["times smaller"]
-        known = "measured only"
-        if row["agreement_low"] is not None:
-            known = f"the same label for at least {100 * row['agreement_low']:.1f} % of such images (95 % sure)"
+        known = _known(row, judged)
         before, after = (_shown(value, judged) for value in (row["quality_dense"], kept))
         lines.append(
             f"| {title} | {way} | {judged} {before} | {after} | {times[0]} | {times[1]} | {size:.1f} x | {known} |"
         )
     return lines
+
+
+def _known(row: dict[str, Any], judged: str) -> str:
+    """What can be said of the answers: with a confidence where samples are independent, else what was seen."""
+    if row["agreement_low"] is not None:
+        return f"the same label for at least {100 * row['agreement_low']:.1f} % of such images (95 % sure)"
+    if row["agreement"] is None:
+        return "measured only"
+    what = {"Spearman": "the same nearest sentence", "perplexity": "the same next token"}[judged]
+    return f"measured: {what} in {100 * row['agreement']:.0f} % of {row['answers']:,} cases"
 
 
 def _evidence(name: str) -> list[dict[str, Any]]:

@@ -109,7 +109,7 @@ def test_fine_tuned_cells_stand_beside_the_others(tmp_path: Path) -> None:
         text = render(store)
     assert panel.methods == ["unstructured", "unstructured, tuned", "2:4"]
     assert [len(group.results) for group in panel.groups] == [1, 1, 1]
-    assert payload(panel)["looks"] == [[0, 0], [0, 1], [1, 0]]
+    assert payload(panel)["looks"] == [[0, 0], [1, 0], [0, 1]]
     assert any("95 % confidence" in sentence for sentence in remarks(panel))
     assert "study1.toml" in text
     assert "study2.toml" in text

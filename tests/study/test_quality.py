@@ -12,6 +12,7 @@ from prunus.report.facts import panels
 from prunus.report.words import best, headline
 from prunus.study import LocalEngine, Settings, Store, run_study
 from prunus.study.examples import png
+from prunus.study.retiming import retime
 from support.studies import tiny
 
 
@@ -39,7 +40,8 @@ def test_an_unknown_metric_is_refused_before_anything_runs() -> None:
 def test_dense_engines_stand_beside_and_are_judged(tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime", reason="the int8 engine is ONNX Runtime")
     settings = {"peers": True, "integers": True, "second_batch": 4}
-    run_study(tiny(pattern=("balanced:16",), settings=settings), tmp_path, engine=LocalEngine(1))
+    cells = tiny(pattern=("balanced:16",), settings=settings)
+    run_study(cells, tmp_path, engine=LocalEngine(1))
     with Store(tmp_path) as store:
         (result,) = store.results()
         (base,) = store.bases().values()
@@ -51,7 +53,14 @@ def test_dense_engines_stand_beside_and_are_judged(tmp_path: Path) -> None:
     for name in ("speedup_integers", "speedup_second", "faster_than_int8", "faster_than_dense_second"):
         assert result.record[name] > 0
     assert result.record["bytes_integers"] < result.record["bytes"]
+    assert result.record["bytes_integers"] <= result.record["bytes_memory"]
     assert "dense int8" in headline(panel).lower()
+    with Store(tmp_path) as store:
+        retime(cells, store)
+        (again,) = store.bases().values()
+    assert {(row["name"], row["batch"]) for row in again["peers"]} == names
+    assert [row["faster"] for row in again["peers"]] != [row["faster"] for row in base["peers"]]
+    assert again["quality_int8"] == base["quality_int8"]
 
 
 def test_images_whose_label_changed_are_kept(tmp_path: Path) -> None:

@@ -13,7 +13,8 @@ import prunus.models
 import prunus.training
 from prunus.study import Cell, Grid, Settings, Store
 
-TIMES = ("time_us", "time_dense_us", "speedup", "packed_layers", "format", "seconds", "making_seconds", "versions")
+TIMES = ("time_us", "time_dense_us", "speedup", "packed_layers", "bytes_memory", "format", "seconds", "making_seconds")
+TIMES += ("versions",)
 
 
 def tiny(**axes: Any) -> list[Cell]:

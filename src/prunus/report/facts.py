@@ -110,22 +110,37 @@ def payload(panel: Panel) -> dict[str, Any]:
             "lower": panel.metric.lower,
             "digits": panel.metric.digits,
         },
+        "rivals": _rivals(panel),
         "groups": [_group(group, id(group) in front) for group in panel.groups],
         "eigenvalues": [_short(value) for value in base.get("kernel", {}).get("eigenvalues", [])],
     }
 
 
+def _rivals(panel: Panel) -> list[dict[str, Any]]:
+    """The fastest dense engines of each kind, in the units of the picture of quality and speed."""
+    found = []
+    for name, ratio, quality in (
+        ("float32", "faster_than_dense", "quality_dense"),
+        ("int8", "faster_than_int8", "quality_int8"),
+    ):
+        pairs = [(g.faster / rival, g.mean(quality)) for g in panel.groups if g.faster and (rival := g.mean(ratio))]
+        if pairs and pairs[0][1] is not None:
+            faster = statistics.median(pair[0] for pair in pairs)
+            found.append({"name": f"dense {name}", "faster": _short(faster), "quality": _short(pairs[0][1])})
+    return found
+
+
 def _looks(panel: Panel) -> list[list[int]]:
     """For each method two numbers: its colour and shape, and its line and filling.
 
-    Colour goes to what takes more values in this study: the pattern, or the way weights were chosen.
+    Colour goes to what takes more values in this study: the pattern, or the way weights were chosen (if equal, too).
     """
     firsts = {group.label: group for group in reversed(panel.groups)}
     groups = [firsts[label] for label in panel.methods]
     patterns = list(dict.fromkeys(group.pattern for group in groups))
     ways = sorted({_way(group) for group in groups})
     pairs = [[patterns.index(group.pattern), ways.index(_way(group))] for group in groups]
-    return pairs if len(patterns) >= len(ways) else [[way, pattern] for pattern, way in pairs]
+    return pairs if len(patterns) > len(ways) else [[way, pattern] for pattern, way in pairs]
 
 
 def _way(group: SeedGroup) -> tuple[bool, bool, bool, str, str]:
@@ -142,6 +157,9 @@ def _group(group: SeedGroup, on_front: bool) -> dict[str, Any]:
         "seeds": len(group.results),
         "front": on_front,
         "smaller": _short(group.smaller),
+        "faster": _short(group.faster),
+        "told": _short(None if group.told is None else group.told.value),
+        "integers": group.integers,
         "values": values,
         "layers": layer_means(group),
         "masks": first.get("masks", []),

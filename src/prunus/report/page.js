@@ -6,7 +6,7 @@
   const all = (query) => [...document.querySelectorAll(query)];
   const SYMBOLS = ["circle", "square", "diamond", "triangle-up", "x", "star", "pentagon", "hexagon"];
   const DASHES = ["solid", "dash", "dot", "dashdot", "longdash", "longdashdot", "solid", "dash"];
-  const FILLINGS = ["", "-dot", "-open", "-open-dot"];
+  const FILLINGS = ["", "-open", "-dot", "-open-dot"];
   const hidden = new Set();  // labels that the reader has switched off
   let panel = 0;
   let printing = false;
@@ -49,10 +49,11 @@
   // The metric's own axis: percent ends at 100, and where less is better the axis is turned, so that up is always good.
   const scale = () => (here().metric.percent ? 100 : 1);
   const quality = (group) => scale() * value(group, "quality");
+  const told = (group) => scale() * group.told;  // of the kernels whose speed is told
   const said = (x) => (here().metric.percent ? percent(x) : x.toFixed(here().metric.digits));
-    function merit() {
+  function merit() {
     const { axis, percent: share, lower } = here().metric;
-    const range = share ? { autorangeoptions: { clipmin: 0, clipmax: 100.5 } } : lower ? { type: "log", autorange: "reversed", tickvals: [1, 2, 5, 10, 20, 30, 50, 100, 200, 500, 1e3, 1e4, 1e5] } : {};
+    const range = share ? { autorangeoptions: { clipmin: 0, clipmax: 100.5 } } : lower ? { type: "log", autorange: "reversed", tickvals: [1, 2, 5, 10, 15, 20, 25, 30, 40, 50, 70, 100, 200, 500, 1e3, 1e4, 1e5] } : { tickformat: ".2f" };
     return { title: title(axis), ...range };
   }
   const title = (text) => ({ text, font: { size: 13, color: css("--soft") }, standoff: 8 });
@@ -97,6 +98,7 @@
       return button;
     }));
   }
+  const timed = (groups) => has(groups, "quality").filter((group) => group.faster !== null);
   const has = (groups, ...names) => groups.filter((group) => names.every((name) => value(group, name) !== null));
 
   // ------------------------------------------------------------------------------------------------------- pictures
@@ -118,24 +120,27 @@
   }
 
   function pareto() {
-    const front = has(here().groups, "quality", "speedup").filter((g) => g.front).sort((a, b) => value(a, "speedup") - value(b, "speedup"));
+    const front = timed(here().groups).filter((g) => g.front).sort((a, b) => a.faster - b.faster);
     const traces = front.length ? [{
-      name: "not beaten", showlegend: false, mode: "lines+markers", x: front.map((g) => value(g, "speedup")), y: front.map(quality), hoverinfo: "skip",
+      name: "not beaten", showlegend: false, mode: "lines+markers", x: front.map((g) => g.faster), y: front.map(told), hoverinfo: "skip",
       line: { color: mix(css("--accent"), 0.55), width: 2, shape: "linear" }, marker: { size: 19, color: "rgba(0,0,0,0)", line: { color: css("--accent"), width: 2 } },
     }] : [];
     traces.push(...byMethod((method, groups, look) => {
-      const known = has(groups, "quality", "speedup");
+      const known = timed(groups);
       return known.length ? [{
-        name: method, mode: "markers", x: known.map((g) => value(g, "speedup")), y: known.map(quality),
-        error_x: { type: "data", array: known.map((g) => spread(g, "speedup") || 0), thickness: 1, width: 0, color: mix(look.color, 0.45) },
+        name: method, mode: "markers", x: known.map((g) => g.faster), y: known.map(told),
+        error_x: { type: "data", array: known.map((g) => spread(g, g.integers ? "speedup_integers" : "speedup") || 0), thickness: 1, width: 0, color: mix(look.color, 0.45) },
         error_y: { type: "data", array: known.map((g) => scale() * (spread(g, "quality") || 0)), thickness: 1, width: 0, color: mix(look.color, 0.45) },
-        marker: { color: look.color, symbol: look.symbol, size: 9 }, customdata: known.map((g) => [100 * g.sparsity, said(value(g, "quality"))]),
-        hovertemplate: "<b>" + method + "</b>, %{customdata[0]:.4g} % zeros<br>%{x:.2f} times faster<br>%{customdata[1]}<extra></extra>",
+        marker: { color: look.color, symbol: look.symbol, size: 9 }, customdata: known.map((g) => [100 * g.sparsity, said(g.told), g.integers ? "in integers" : "in float32"]),
+        hovertemplate: "<b>" + method + "</b>, %{customdata[0]:.4g} % zeros<br>%{x:.2f} times faster %{customdata[2]}<br>%{customdata[1]}<extra></extra>",
       }] : [];
     }));
-    const dense = here().dense;
-    if (traces.length && dense !== null) traces.push({ name: "dense", mode: "markers+text", text: ["dense"], textposition: "middle right", textfont: { color: css("--soft"), size: 12 }, x: [1], y: [scale() * dense], marker: { symbol: "cross-thin", size: 12, line: { width: 2.5, color: css("--ink") } }, hovertemplate: "<b>dense</b><br>" + said(dense) + "<extra></extra>" });
-    draw("pareto", traces, { xaxis: { title: title("times faster than dense") }, yaxis: merit() });
+    const plain = here().dense === null ? [] : [{ name: here().rivals.length ? "torch" : "dense", faster: 1, quality: here().dense }];
+    if (traces.length) traces.push(...[...plain, ...here().rivals].map((one) => ({
+      name: one.name, mode: "markers+text", text: [one.name], textposition: one.name === "dense float32" ? "bottom center" : "top center", cliponaxis: false, textfont: { color: css("--soft"), size: 12 }, x: [one.faster], y: [scale() * one.quality],
+      marker: { symbol: "cross-thin", size: 12, line: { width: 2.5, color: css("--ink") } }, hovertemplate: `<b>${one.name}</b>, %{x:.2f} times faster<br>${said(one.quality)}<extra></extra>`,
+    })));
+    draw("pareto", traces, { xaxis: { title: title(`times faster than dense${here().rivals.length ? " in torch" : ""}`), rangemode: "tozero" }, yaxis: merit() });
   }
 
   function macs() {
@@ -186,6 +191,8 @@
         hovertemplate: "<b>" + method + "</b>, %{x:.4g} % zeros<br>attained %{y:.4g}<extra></extra>",
       }];
     });
+    find("#guarantee").hidden = !traces.length;
+    all('nav a[href="#guarantee"]').forEach((link) => { link.hidden = !traces.length; });
     draw("certificate", traces, { xaxis: { title: title("zeros, %") }, yaxis: { title: title("change of the outputs, 2-norm"), type: "log", ...decades(traces) } });
   }
 

@@ -26,16 +26,19 @@ TABLE = (
     ("quality", "quality", "on the test set; mean and standard deviation over seeds"),
     ("lost", "lost", "how much worse than the dense network"),
     ("integers", "in integers", "the same with integer products"),
-    ("speedup", "faster", "time of the dense network over time of the packed one, the faster of float32 and integers"),
+    ("speedup", "than torch", "time of the dense network in torch over time of the packed one in its better kernels"),
+    ("float32", "than float32", "times faster than the fastest dense float32 engine"),
     ("int8", "than int8", "times faster than the fastest dense int8 engine"),
-    ("smaller", "smaller", "bytes of the dense tensors over bytes of the packed ones"),
-    ("agreement", "same label", "held-out inputs that get the label the dense network gives"),
+    ("smaller", "smaller", "bytes of the dense file over bytes of the packed one"),
+    ("memory", "in memory", "tensors of the network as it runs; layers that are faster dense stay dense"),
+    ("agreement", "same answer", "held-out inputs that get the answer the dense network gives"),
     ("labels", "proved", "test points whose label is proved the same in their whole neighbourhood"),
     ("bound", "off by at most", "certified: largest change of the outputs near the test points"),
     ("attained", "attained", "the largest change a search found there"),
     ("held_out", "nearly all within", "change that at most a small share of inputs exceeds, with 95 % confidence"),
     ("energy", "energy lost", "share of the sum of squared weights that pruning removes"),
     ("condition", "condition", "tangent kernel: largest over smallest eigenvalue"),
+    ("minutes", "minutes", "spent on making this network, on one core"),
 )
 
 
@@ -152,18 +155,16 @@ def _panel(panel: Panel) -> dict[str, Any]:
 def _cards(panel: Panel) -> list[tuple[str, str, str]]:
     """The few numbers at the top: what, value, beside it."""
     group = words.best(panel)
-    if group is None:
+    if group is None or group.told is None:
         return []
     metric = panel.metric
-    cards = [(metric.name, metric.spread(words.quality_of(group)), f"dense {metric.show(panel.dense or 0)}")]
+    cards = [(metric.name, metric.spread(group.told), f"dense {metric.show(panel.dense or 0)}")]
     (smaller, now), bound = words.size_of(group), group.mean("bound")
-    if group.mean("speedup") is not None:
-        faster, kernels = words.fastest(group)
-        before = group.mean("time_dense_us") or 0
-        beside = f"{_time(before / faster)} instead of {_time(before)}" + (
-            ", integers" if kernels == "integers" else ""
-        )
-        cards.append(("faster", f"{faster:.1f} ×", beside))
+    if group.faster is not None:
+        before, how = group.mean("time_dense_us") or 0, ", integers" if group.integers else ""
+        shown, than = words.speed_of(group)
+        beside = f"{_time(before / group.faster)} instead of {_time(before)}{' in torch' if than else ''}{how}"
+        cards.append(("than the fastest float32" if than else "faster", f"{shown:.1f} ×", beside))
     rival = group.mean("faster_than_int8")
     if rival is not None:
         other = group.mean("quality_int8")
@@ -173,7 +174,7 @@ def _cards(panel: Panel) -> list[tuple[str, str, str]]:
         cards.append(("smaller", f"{smaller:.1f} ×", f"{_size(now)} instead of {_size(before)}"))
     agreement, proved = group.mean("agreement"), group.mean("labels_proved")
     if agreement is not None:
-        beside = "of held-out inputs" if proved is None else f"proved for {percent(proved, 0)} near test points"
+        beside = words.asked(group) if proved is None else f"proved for {percent(proved, 0)} near test points"
         cards.append(("same answer", percent(agreement), beside))
     elif bound is not None:
         attained = group.mean("attained")
@@ -191,6 +192,10 @@ def _peers(panel: Panel) -> list[tuple[str, str, str, str]]:
 
 def _time(microseconds: float) -> str:
     return f"{microseconds:.0f} µs" if microseconds < 1000 else f"{microseconds / 1000:.1f} ms"
+
+
+def _minutes(seconds: float) -> str:
+    return "< 0.1" if seconds < 6 else f"{seconds / 60:.1f}"
 
 
 def _size(count: float) -> str:
@@ -211,8 +216,9 @@ def _row(panel: Panel, number: int) -> dict[str, tuple[str, float | str | None]]
             ("condition", "kernel_condition"),
         )
     }
-    energy, smaller = group.mean("energy_removed"), group.smaller
-    faster = words.fastest(group)[0] if group.mean("speedup") is not None else None
+    energy, smaller = group.mean("energy_removed"), words.size_of(group)[0]
+    best = group.mean("faster_than_dense")
+    memory, seconds = group.mean("bytes_memory"), group.mean("making_seconds")
     agreement, proved = group.mean("agreement"), group.mean("labels_proved")
     return {
         "method": (group.label, group.label),
@@ -221,9 +227,12 @@ def _row(panel: Panel, number: int) -> dict[str, tuple[str, float | str | None]]
         "lost": ("–" if lost is None else metric.show_lost(lost), lost),
         "integers": ("–" if integers is None else metric.show(integers), integers),
         "int8": ("–" if rival is None else f"{rival:.2f} ×", rival),
-        "speedup": ("–" if faster is None else f"{faster:.2f} ×", faster),
+        "speedup": ("–" if group.faster is None else f"{group.faster:.2f} ×", group.faster),
+        "float32": ("–" if best is None else f"{best:.2f} ×", best),
         "smaller": ("–" if smaller is None else f"{smaller:.2f} ×", smaller),
         "agreement": ("–" if agreement is None else percent(agreement), agreement),
+        "memory": ("–" if memory is None else _size(memory), memory),
+        "minutes": ("–" if seconds is None else _minutes(seconds), seconds),
         "labels": ("–" if proved is None else percent(proved, 0), proved),
         "energy": ("–" if energy is None else percent(energy), energy),
         **{name: ("–" if value is None else words.number(value), value) for name, value in plain.items()},

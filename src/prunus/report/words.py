@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from prunus.report.facts import Panel
 from prunus.report.metrics import percent
-from prunus.study.groups import Mean, SeedGroup
+from prunus.study.groups import SeedGroup
 
 
 def number(value: float) -> str:
@@ -22,30 +22,24 @@ def best(panel: Panel) -> SeedGroup | None:
     for loss in panel.metric.close if panel.dense is not None else ():
         close = [group for group in known if (lost := panel.metric.lost(group)) is not None and lost <= loss]
         if close:
-            return max(close, key=lambda group: (fastest(group)[0] * (group.smaller or 1), group.sparsity))
+            return max(close, key=lambda group: ((group.faster or 1.0) * (group.smaller or 1), group.sparsity))
     return max(known, key=lambda group: (group.merit or 0, group.sparsity))
-
-
-def fastest(group: SeedGroup) -> tuple[float, str]:
-    """How many times faster than dense its better kernels are, and which those are."""
-    plain, integers = group.mean("speedup") or 1.0, group.mean("speedup_integers")
-    return (integers, "integers") if integers is not None and integers > plain else (plain, "float32")
 
 
 def headline(panel: Panel) -> str:
     """With 90 % zeros (balanced:16), the network gives the same answer on ... It keeps 91.2 ± 0.3 % accuracy, ..."""
     group = best(panel)
-    if group is None:
+    if group is None or group.told is None:
         return f"No cell of {panel.name} has been measured yet."
-    metric, quality = panel.metric, quality_of(group)
+    metric, quality = panel.metric, group.told
     verb = "keeps" if metric.percent else "has"
     what = f"{metric.spread(quality)} accuracy" if metric.percent else f"a {metric.name} of {metric.spread(quality)}"
     parts = [f"{verb} {what}" + (f" ({metric.show(panel.dense)} dense)" if panel.dense else "")]
     smaller, _ = size_of(group)
-    if group.mean("speedup") is not None:
-        faster, kernels = fastest(group)
-        how = " in integers" if kernels == "integers" else ""
-        parts.append(f"runs {faster:.1f} times faster{how}" if faster >= 1.05 else "runs as fast as dense")
+    if group.faster is not None:
+        faster, than = speed_of(group)
+        how = " in integers" if group.integers else ""
+        parts.append(f"runs{how} {faster:.1f} times faster{than}" if faster >= 1.05 else "runs as fast as dense")
     if smaller is not None:
         parts.append(f"is {smaller:.1f} times smaller" if smaller >= 1.05 else "is no smaller")
     joined = f"{', '.join(parts[:-1])} and {parts[-1]}" if len(parts) > 1 else parts[0]
@@ -56,19 +50,15 @@ def headline(panel: Panel) -> str:
     return f"{said} {rival}" if rival else said
 
 
-def _in_integers(group: SeedGroup) -> bool:
-    return group.mean("speedup") is not None and fastest(group)[1] == "integers"
-
-
-def quality_of(group: SeedGroup) -> Mean:
-    """The quality of the network whose speed is told: in integers where those are faster."""
-    found = group.means.get("quality_integers") if _in_integers(group) else None
-    return found or group.means["quality"]
+def speed_of(group: SeedGroup) -> tuple[float, str]:
+    """How many times faster it is, and than what: the fastest dense engine in float32 where others were timed."""
+    rival = group.mean("faster_than_dense")
+    return (group.faster or 1.0, "") if rival is None else (rival, " than the fastest dense float32 engine")
 
 
 def size_of(group: SeedGroup) -> tuple[float | None, float]:
     """How many times smaller the file of that network is than the dense one, and its bytes."""
-    small = group.mean("bytes_integers") if _in_integers(group) else None
+    small = group.mean("bytes_integers") if group.integers else None
     small, whole = small or group.mean("bytes") or 0.0, group.mean("bytes_dense")
     return (whole / small if small and whole else None), small
 
@@ -89,7 +79,9 @@ def same_answers(group: SeedGroup) -> str:
     agreement, proved = group.mean("agreement"), group.mean("labels_proved")
     parts = []
     if agreement is not None:
-        parts.append(f"gives the same answer as the dense one on {percent(agreement)} of held-out inputs")
+        verb = {"perplexity": "chooses the same next token", "spearman": "finds the same nearest sentence"}
+        what = verb.get(group.metric, "gives the same answer")
+        parts.append(f"{what} as the dense one on {percent(agreement)} {asked(group)}")
     if proved is not None:
         settings, count = group.results[0].config["settings"], group.results[0].record.get("labels_points")
         parts.append(
@@ -97,6 +89,14 @@ def same_answers(group: SeedGroup) -> str:
             f"{settings['radius']:g} they suffer"
         )
     return " and ".join(parts)
+
+
+def asked(group: SeedGroup) -> str:
+    """Of which questions the share of same answers speaks: of 500 held-out inputs, of 4,096 places in held-out text."""
+    record, settings = group.results[0].record, group.results[0].config["settings"]
+    count = record.get("answers") or settings.get("held_out") or 0
+    kind = {"perplexity": "places in held-out text", "spearman": "held-out sentences"}
+    return f"of {count:,} {kind.get(group.metric, 'held-out inputs')}"
 
 
 def remarks(panel: Panel) -> list[str]:
@@ -192,9 +192,10 @@ def _series(panel: Panel, title: str, column: str, show: Callable[[float], str])
 
 def _front(panel: Panel) -> str:
     points = [
-        f"{group.label} at {percent(group.sparsity, 0)} ({group.mean('speedup'):.2f} times faster, "
-        f"{panel.metric.show(group.mean('quality') or 0)})"
+        f"{group.label} at {percent(group.sparsity, 0)} ({group.faster:.2f} times faster, "
+        f"{panel.metric.show(group.told.value)})"
         for group in panel.front
+        if group.told is not None
     ]
     if not points:
         return f"{_title(panel)} against speed. Nothing was timed."

@@ -52,6 +52,8 @@ class Settings:
             generated text, nearest sentences.
         data_dir: Folder of the public data sets; PRUNUS_DATA is used otherwise. Where it lies does not change a cell's
             key.
+        keep: Keep each pruned network too, as networks/KEY.safetensors in the study's folder; one that is there is
+            measured as it is and not made again. It does not change a cell's key.
 
     Example:
         >>> quick = prunus.study.Settings(length="1ep", certify=0, kernel=0)
@@ -88,6 +90,7 @@ class Settings:
     peers: bool = False
     examples: int = 0
     data_dir: str = ""
+    keep: bool = False
 
     def __post_init__(self) -> None:
         for text in (self.length, self.finetune, self.distil, self.gradual):

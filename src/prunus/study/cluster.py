@@ -49,7 +49,7 @@ class RayEngine:
         while self._queue and len(self._running) < self.slots:
             job = self._queue.popleft()
             weights = self._object(job.weights) if job.kind == "cell" else None
-            self._running[self._task.remote(job.message(), weights)] = job
+            self._running[self._task.remote(job.message() | {"network": None}, weights)] = job
         if not self._running:
             return []
         ready, _ = self._ray.wait(list(self._running), num_returns=1, timeout=seconds)

@@ -38,7 +38,8 @@ main()
 class Job:
     """Train a dense network ("base") or measure a pruned one ("cell"); `weights` is the dense network's file.
 
-    `weights_hash` is the SHA-256 of the weights the study was given, as they were when it began.
+    `weights_hash` is the SHA-256 of the weights the study was given, as they were when it began; `network` is the file
+    that the pruned network is kept in, if it is.
 
     Example:
         >>> from pathlib import Path
@@ -53,6 +54,7 @@ class Job:
     base: Mapping[str, Any] | None = None
     attempt: int = 0
     weights_hash: str = ""
+    network: Path | None = None
 
     def message(self) -> dict[str, Any]:
         return {
@@ -63,6 +65,7 @@ class Job:
             "base": self.base,
             "own_score": own_scores.address(self.cell.score),
             "weights_hash": self.weights_hash,
+            "network": None if self.network is None else str(self.network),
         }
 
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from prunus.adapters import batches, main_output
 from prunus.adapters import call as run
 from prunus.errors import PrunusError
+from prunus.study.answers import nearest
 from prunus.study.grid import Cell
 
 _LOOKED_AT = 2048
@@ -74,18 +75,11 @@ def _texts(cell: Cell, dense: nn.Module, pruned: nn.Module, test: Any, count: in
 
 def _nearest(cell: Cell, dense: nn.Module, pruned: nn.Module, test: Any, count: int) -> list[dict[str, Any]]:
     """For some test sentences, the nearest of the others before and after."""
-    from prunus.training import embed
-
     tokenizer = _tokenizer(cell)
     if tokenizer is None:
         return []
     texts = [test[number][0] for number in range(min(256, len(test)))]
-    places = []
-    for model in (dense, pruned):
-        found = nn.functional.normalize(embed(model, texts), dim=1)
-        near = found @ found.T
-        near.fill_diagonal_(-2.0)
-        places.append(near.argmax(1))
+    places = [nearest(model, texts) for model in (dense, pruned)]
     order = sorted(range(len(texts)), key=lambda place: int(places[0][place] == places[1][place]))  # changed ones first
     said = [tokenizer.decode(torch.as_tensor(text["input_ids"]), skip_special_tokens=True) for text in texts]
     half = max(1, count // 2)

@@ -31,6 +31,8 @@ _LATER = {"method": "prune"}
 """Axes that came after the first stores, with the value that those stores meant: it does not change a key."""
 _LATER_SETTINGS = ("samples", "distil", "gradual", "labels", "metric", "second_batch", "integers", "peers", "examples")
 """The same for settings; their default values do not change a key."""
+_ASIDE = ("data_dir", "keep")
+"""Settings that say where things lie, and decide no result."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,7 @@ class Cell:
             settings["metric"] = self.settings.metric
         if self.settings.peers:  # measured with the dense network
             settings |= {name: getattr(self.settings, name) for name in ("peers", "batch", "second_batch")}
-        seed = 0 if self.settings.weights else self.seed
+        seed = 0 if self.settings.weights or self.model.startswith("hf:") else self.seed  # nothing is drawn
         network = {"model": self.model, "width": self.width, "data": self.data, "seed": seed}
         return _hash(network | settings | {"weights_hash": content_hash(self.settings.weights)})
 
@@ -94,7 +96,8 @@ class Cell:
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON, without what does not decide the result."""
         record = dataclasses.asdict(self)
-        record["settings"].pop("data_dir")
+        for name in _ASIDE:
+            del record["settings"][name]
         record["settings"]["exclude"] = list(self.settings.exclude)
         return record
 

@@ -81,10 +81,33 @@ class SeedGroup:
             return False
 
     @property
+    def integers(self) -> bool:
+        """Are its integer kernels the faster ones? What is told of it is then told of those."""
+        return (self.mean("speedup_integers") or 0.0) > (self.mean("speedup") or 1.0)
+
+    @property
+    def faster(self) -> float | None:
+        """How many times faster than dense its better kernels are."""
+        return self.mean("speedup_integers" if self.integers else "speedup")
+
+    @property
+    def told(self) -> Mean | None:
+        """The quality of the network whose speed is told."""
+        return (self.means.get("quality_integers") if self.integers else None) or self.means.get("quality")
+
+    @property
     def merit(self) -> float | None:
-        """The quality, with its sign turned where less is better."""
-        value = self.mean("quality")
-        return None if value is None else -value if self.lower else value
+        """That quality, with its sign turned where less is better."""
+        told = self.told
+        return None if told is None else -told.value if self.lower else told.value
+
+    @property
+    def able(self) -> bool:
+        """Is it more than guessing: nearer to the dense network than to chance, or at most three times its loss?"""
+        merit, dense = self.merit, self.mean("quality_dense")
+        if merit is None or dense is None:
+            return merit is not None and (self.lower or merit > self.chance)
+        return -merit <= 3 * dense if self.lower else merit > (self.chance + dense) / 2
 
     @property
     def network(self) -> str:
@@ -132,11 +155,11 @@ def _means(members: Sequence[Result]) -> dict[str, Mean]:
 
 
 def pareto(groups: Sequence[SeedGroup]) -> list[SeedGroup]:
-    """Groups that no other beats in quality and speed at once, the fastest first; none that only guesses."""
-    known = [(group.merit, group) for group in groups if group.mean("speedup") is not None]
-    able = [(merit, group) for merit, group in known if merit is not None and (group.lower or merit > group.chance)]
+    """Groups that no other beats in quality and speed at once, the fastest first; none that has lost its skill."""
+    known = [(group.merit, group) for group in groups if group.faster is not None]
+    able = [(merit, group) for merit, group in known if merit is not None and group.able]
     front: list[tuple[float, SeedGroup]] = []
-    for merit, group in sorted(able, key=lambda pair: (-(pair[1].mean("speedup") or 0.0), -pair[0])):
+    for merit, group in sorted(able, key=lambda pair: (-(pair[1].faster or 0.0), -pair[0])):
         if not front or merit > front[-1][0]:
             front.append((merit, group))
     return [group for _, group in front]

@@ -20,7 +20,8 @@ from prunus.contract import Duration, Masks
 from prunus.errors import BadInput, PrunusError
 from prunus.models.hf import PREFIX
 from prunus.pruning import find_masks, scores, summarise
-from prunus.study import methods, pictures
+from prunus.study import kept, methods, pictures
+from prunus.study.answers import same_answers
 from prunus.study.examples import examples
 from prunus.study.grid import Cell
 from prunus.study.networks import (
@@ -92,20 +93,22 @@ def _read_given(model: nn.Module, path: str, expected: str) -> None:
         raise BadInput(f"The weights file {path} has changed since the study began: run the study again.")
 
 
-def run_cell(cell: Cell, weights: bytes, base: dict[str, Any]) -> dict[str, Any]:
-    """Prune the dense network of this cell and measure: one flat record, with layers and pictures inside."""
+def run_cell(cell: Cell, weights: bytes, base: dict[str, Any], network: str | None = None) -> dict[str, Any]:
+    """Prune the dense network of this cell and measure: one flat record, with layers and pictures inside.
+
+    `network` is the file that the pruned network is kept in.
+    """
     settle(cell.seed)
     settings = cell.settings
     dense = restored(cell, weights)
     test = load(cell, "test")
-    started = time.perf_counter()
     with quick(dense):
-        made = methods.make(cell, dense, load(cell, "train"))
+        made, seconds = kept.made(cell, dense, network)
     pruned, masks = made.model, made.masks
     record: dict[str, Any] = {"notes": {}, "versions": versions(), "realised_sparsity": masks.sparsity}
     record |= {"accuracy_dense": base["accuracy"], "loss_dense": base["loss"], "chance": base.get("chance")}
     record |= {"quality_dense": base.get("quality", base["accuracy"]), "quality_int8": base.get("quality_int8")}
-    record |= {"making": made.record, "making_seconds": time.perf_counter() - started}
+    record |= {"making": made.record, "making_seconds": seconds}
     record |= _quality(cell, pruned, None if made.smaller else masks, test)
     layers = _layers(cell, dense, masks, test, made.record.get("layer_errors") or {})
     record |= _totals(layers)
@@ -115,7 +118,8 @@ def run_cell(cell: Cell, weights: bytes, base: dict[str, Any]) -> dict[str, Any]
     if settings.labels and not made.smaller:
         _attempt(record, "proved labels", lambda: _labels(cell, dense, pruned, test, layers))
     if settings.held_out:
-        _attempt(record, "statistical certificate", lambda: _statistic(cell, dense, pruned, test))
+        how = _statistic if settings.metric == "accuracy" else same_answers
+        _attempt(record, "statistical certificate", lambda: how(cell, dense, pruned, test))
     if settings.kernel:
         _attempt(record, "kernel", lambda: _kernel(cell, base, pruned, test))
     if settings.compress:
@@ -263,14 +267,13 @@ def _statistic(cell: Cell, dense: nn.Module, pruned: nn.Module, test: Any) -> di
     points = first_inputs(test, cell.settings.held_out)
     with quick(dense), quick(pruned):
         found = certify_statistically(dense, pruned, points, confidence=0.95)
-    record = {
+    return {
         "held_out_bound": found.bound,
         "held_out_probability": found.probability,
         "held_out_median": found.median,
+        "agreement": found.agreement,
+        "agreement_low": found.agreement_low,
     }
-    if cell.settings.metric == "accuracy":  # elsewhere the largest output is no answer
-        record |= {"agreement": found.agreement, "agreement_low": found.agreement_low}
-    return record
 
 
 def _certificate(

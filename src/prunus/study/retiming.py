@@ -13,6 +13,8 @@ from prunus.study.store import Store
 def retime(cells: Sequence[Cell], store: Store, show: Callable[[Cell, float], None] | None = None) -> int:
     """Put fresh times in the place of those in the store; everything else stays. Returns how many cells were timed.
 
+    Dense engines that a study has times of are timed again first, once for each dense network.
+
     What runs is the dense network under the cell's masks: times depend on which weights are left, not on their values,
     so neither a fine-tune nor another way to make the network need be repeated: masks of the same pattern and sparsity
     stand for it.
@@ -20,11 +22,14 @@ def retime(cells: Sequence[Cell], store: Store, show: Callable[[Cell, float], No
     from prunus.study.networks import versions
 
     results = {result.key: result for result in store.results() if result.status == "done"}
-    count = 0
+    count, fresh = 0, set[str]()
     for cell in cells:
         result = results.get(cell.key)
         if result is None or result.record.get("speedup") is None or cell.method.startswith("shrink"):
             continue  # a smaller network is not its masks: it would have to be made again
+        if cell.settings.peers and cell.base not in fresh:
+            _time_engines(cell, store)
+            fresh.add(cell.base)
         record: dict[str, Any] = {**result.record, "layers": [dict(layer) for layer in result.record["layers"]]}
         record |= _times(cell, store, record["layers"]) | {"versions": versions()}
         store.add(cell, record, seconds=result.seconds)
@@ -34,16 +39,29 @@ def retime(cells: Sequence[Cell], store: Store, show: Callable[[Cell, float], No
     return count
 
 
-def _times(cell: Cell, store: Store, layers: list[dict[str, Any]]) -> dict[str, Any]:
-    from prunus.study import measure, networks, speeds
+def _time_engines(cell: Cell, store: Store) -> None:
+    from prunus.study import networks, speeds
 
+    networks.settle(cell.seed)
+    dense = networks.restored(cell, _weights(cell, store))
+    rows = speeds.time_peers(cell, dense, networks.load(cell, "test"))
+    store.add_base(cell, {**store.bases().get(cell.base, {}), "peers": rows})
+
+
+def _weights(cell: Cell, store: Store) -> bytes:
     file = store.path.parent / "bases" / f"{cell.base}.safetensors"
     try:
-        weights = file.read_bytes()
+        return file.read_bytes()
     except OSError as error:
         raise BadFile(
             f"The dense network {file} cannot be read: {error.strerror or error}; run the study again."
         ) from None
+
+
+def _times(cell: Cell, store: Store, layers: list[dict[str, Any]]) -> dict[str, Any]:
+    from prunus.study import measure, networks, speeds
+
+    weights = _weights(cell, store)
     networks.settle(cell.seed)
     dense = networks.restored(cell, weights)
     pruned = measure.masks_of(cell, dense).apply_(networks.restored(cell, weights))

@@ -143,7 +143,8 @@ class _Run:
         key = self.base_of[cell]
         file = self.folder / f"{key}.safetensors"
         if self._has(key, file):
-            self.engine.submit(Job("cell", cell, file, self.bases[key]))
+            network = self.folder.parent / "networks" / f"{self.keys[cell]}.safetensors" if cell.settings.keep else None
+            self.engine.submit(Job("cell", cell, file, self.bases[key], network=network))
         elif key in self.waiting:
             self.waiting[key].append(cell)
         else:

@@ -36,6 +36,7 @@ def compressed(
     fast = _packed(pruned, example)
     # What runs fast depends on the machine and the moment; what is written must not.
     record: dict[str, Any] = {"bytes": stored_bytes(compress(pruned, select="always"))}
+    record["bytes_memory"] = stored_bytes(fast)  # as it runs here, with what is faster dense
     models = {"": fast}
     if settings.integers:
         rounded: dict[str, Any] = {"activations": torch.int8, "embeddings": torch.int8}
@@ -43,6 +44,7 @@ def compressed(
         whole = compress(pruned, select="always", **rounded)
         tables = [row for row in explain(whole) if row.format.startswith("embedding")]  # these are smaller in files
         record["bytes_integers"] = stored_bytes(whole) - sum(row.dense_bytes - row.bytes for row in tables)
+        record["bytes_memory"] = stored_bytes(models["_integers"])
         record["quality_integers"] = measure_quality(settings.metric, models["_integers"], test)["quality"]
     rows = {f"{row.layer}.weight": row for row in explain(fast)}
     for layer in layers:
@@ -57,7 +59,8 @@ def shrunk(
     cell: Cell, base: Mapping[str, Any], dense: nn.Module, small: nn.Module, test: Any, layers: list[dict[str, Any]]
 ) -> dict[str, Any]:
     """A smaller ordinary network runs as it is: its bytes, and its time on one batch against the dense one."""
-    return {"bytes": stored_bytes(small), **_times(cell.settings, base, dense, {"": small}, test)}
+    size = stored_bytes(small)
+    return {"bytes": size, "bytes_memory": size, **_times(cell.settings, base, dense, {"": small}, test)}
 
 
 def _packed(pruned: nn.Module, example: Inputs, **options: Any) -> nn.Module:
@@ -111,6 +114,12 @@ def _fastest(peers: list[dict[str, Any]], kind: str, batch: int) -> float | None
 
 def measure_peers(cell: Cell, dense: nn.Module, test: Any) -> dict[str, Any]:
     """The dense network in other engines: times faster than torch, error of the outputs, quality of the int8 one."""
+    rows = time_peers(cell, dense, test)
+    return {"peers": rows, **_int8_quality(cell, dense, rows, test)}
+
+
+def time_peers(cell: Cell, dense: nn.Module, test: Any) -> list[dict[str, Any]]:
+    """A row for each engine and batch size: times faster than torch, and the error of the outputs."""
     from prunus.sparse import find_peers, output_error
 
     rows: list[dict[str, Any]] = []
@@ -125,7 +134,7 @@ def measure_peers(cell: Cell, dense: nn.Module, test: Any) -> dict[str, Any]:
             errors = {name: output_error(run(), expected) for name, run in runs.items()}
         slower = ratios(samples, "dense, torch")
         rows += [{"batch": batch, "name": name, "faster": 1 / slower[name], "error": errors[name]} for name in runs]
-    return {"peers": rows, **_int8_quality(cell, dense, rows, test)}
+    return rows
 
 
 def _int8_quality(cell: Cell, dense: nn.Module, rows: list[dict[str, Any]], test: Any) -> dict[str, Any]:

@@ -64,6 +64,7 @@ MEASURED = (
     "bytes_dense",
     "bytes",
     "bytes_integers",
+    "bytes_memory",
     "making_seconds",
     "kernel_condition_dense",
     "kernel_condition",

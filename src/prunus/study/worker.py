@@ -38,7 +38,7 @@ def perform(message: dict[str, Any], weights: bytes | None = None) -> tuple[dict
             body, record = train_base(cell, message.get("weights_hash", ""))
         else:
             assert weights is not None
-            record = run_cell(cell, weights, message["base"])
+            record = run_cell(cell, weights, message["base"], message.get("network"))
     except PrunusError as error:
         return {"error": str(error), "seconds": time.perf_counter() - started}, None
     except Exception as error:  # a cell that fails is a result; the others go on

@@ -1,0 +1,50 @@
+"""How often a pruned model of text gives the answer of the dense one: the next token, or the nearest text."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from prunus.adapters import batches, main_output
+from prunus.adapters import call as run
+from prunus.study.grid import Cell
+
+
+@torch.no_grad()
+def same_answers(cell: Cell, dense: nn.Module, pruned: nn.Module, test: Any) -> dict[str, Any]:
+    """The share of answers that stay among the first `held_out` test samples, and how many were asked for.
+
+    Positions of one text, and texts with common neighbours, are not independent: the share is what was seen, without
+    a statement on others. Metrics that are not of text have no such answers.
+    """
+    count, metric = min(cell.settings.held_out, len(test)), cell.settings.metric
+    if metric == "perplexity":
+        same = torch.cat([_next(dense, pruned, batch) for batch in batches(_first(test, count), 4)])
+    elif metric == "spearman":
+        texts = [test[number][0] for number in range(count)]
+        before, after = nearest(dense, texts), nearest(pruned, texts)
+        same = before == after
+    else:
+        return {}
+    return {"agreement": float(same.double().mean()), "answers": same.numel()}
+
+
+def _first(test: Any, count: int) -> list[Any]:
+    return [test[number] for number in range(count)]
+
+
+def _next(dense: nn.Module, pruned: nn.Module, batch: Any) -> Tensor:
+    before, after = (main_output(run(model, batch)).argmax(-1).flatten() for model in (dense, pruned))
+    return before == after
+
+
+def nearest(model: nn.Module, texts: list[Any]) -> Tensor:
+    """For each text the place of the other one whose embedding has the largest cosine."""
+    from prunus.training import embed
+
+    found = nn.functional.normalize(embed(model, texts), dim=1)
+    near = found @ found.T
+    near.fill_diagonal_(-2.0)
+    return near.argmax(1)

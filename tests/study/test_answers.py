@@ -1,0 +1,59 @@
+"""The share of answers that stay, for models of text."""
+
+from __future__ import annotations
+
+import dataclasses
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from prunus.study import Cell, Settings
+from prunus.study.answers import nearest, same_answers
+
+CELL = Cell("hf:none", 1.0, "none", "magnitude", "unstructured", 0.5, seed=0)
+
+
+class Next(nn.Module):
+    """Says the next token to be this one plus `step`, but for even tokens plus `even`."""
+
+    def __init__(self, step: int, even: int) -> None:
+        super().__init__()
+        self.step, self.even = step, even
+
+    def forward(self, input_ids: Tensor, labels: Tensor | None = None) -> Any:
+        said = (input_ids + torch.where(input_ids % 2 == 0, self.even, self.step)) % 10
+        return SimpleNamespace(logits=nn.functional.one_hot(said, 10).float(), loss=None)
+
+
+def test_next_tokens_are_counted_by_position() -> None:
+    cell = dataclasses.replace(CELL, settings=Settings(metric="perplexity", held_out=2))
+    texts = [{"input_ids": torch.tensor([1, 2, 3, 4]), "labels": torch.tensor([1, 2, 3, 4])}] * 5
+    found = same_answers(cell, Next(1, 1), Next(1, 3), texts)
+    assert found == {"agreement": 0.5, "answers": 8}, "even tokens changed, in two texts of four"
+
+
+def test_nearest_texts_agree_with_a_search_one_by_one() -> None:
+    class Encoder(nn.Embedding):
+        def forward(self, input_ids: Tensor) -> Tensor:
+            return super().forward(input_ids)
+
+    torch.manual_seed(0)
+    dense, pruned = Encoder(16, 4), Encoder(16, 4)
+    texts = [{"input_ids": torch.tensor([one, (3 * one) % 16])} for one in range(12)]
+    vectors = [dense(text["input_ids"]).mean(0) for text in texts]
+    for place, found in enumerate(nearest(dense, texts).tolist()):
+        others = [other for other in range(12) if other != place]
+        assert found == max(others, key=lambda o: float(torch.cosine_similarity(vectors[place], vectors[o], dim=0)))
+    cell = dataclasses.replace(CELL, settings=Settings(metric="spearman", held_out=12))
+    pairs = [(text, text, 1.0) for text in texts]
+    assert same_answers(cell, dense, dense, pairs) == {"agreement": 1.0, "answers": 12}
+    share = (nearest(dense, texts) == nearest(pruned, texts)).double().mean()
+    assert same_answers(cell, dense, pruned, pairs)["agreement"] == pytest.approx(float(share))
+
+
+def test_other_metrics_have_no_such_answers() -> None:
+    cell = dataclasses.replace(CELL, settings=Settings(metric="support.studies:error_rate", held_out=4))
+    assert same_answers(cell, Next(1, 1), Next(1, 1), []) == {}

@@ -1,0 +1,38 @@
+"""Pruned networks beside their study."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from prunus import models
+from prunus.errors import BadFile
+from prunus.study import LocalEngine, Store, kept, run_study
+from support.studies import tiny
+
+
+def test_a_network_that_is_kept_is_not_made_again(tmp_path: Path) -> None:
+    (cell,) = tiny(settings={"keep": True})
+    file = tmp_path / "networks" / "one.safetensors"
+    dense = models.make(cell.model, seed=0)
+    first, seconds = kept.made(cell, dense, str(file))
+    again, told = kept.made(cell, dense, str(file))
+    assert told == seconds
+    assert dict(again.masks).keys() == dict(first.masks).keys()
+    for name, tensor in first.model.state_dict().items():
+        assert torch.equal(tensor, again.model.state_dict()[name])
+    file.write_bytes(file.read_bytes()[:-4] + b"abcd")
+    with pytest.raises(BadFile):
+        kept.made(cell, dense, str(file))
+
+
+def test_a_study_keeps_its_networks_under_their_keys(tmp_path: Path) -> None:
+    (cell,) = cells = tiny(settings={"keep": True, "compress": False})
+    (plain,) = tiny(settings={"compress": False})
+    assert cell.key == plain.key, "what is kept decides no result"
+    run_study(cells, tmp_path, engine=LocalEngine(1))
+    assert (tmp_path / "networks" / f"{cell.key}.safetensors").is_file()
+    with Store(tmp_path) as store:
+        assert store.results()[0].status == "done"
