@@ -157,22 +157,16 @@ COSTS = "costs.json"
 
 
 def keep(model: nn.Module, row: dict[str, float], folder: Path) -> None:
-    """Write a pruned network (as a folder of transformers where it is such a network) and what it cost."""
+    """Write the weights of a pruned network and what it cost."""
     folder.mkdir(parents=True, exist_ok=True)
-    if hasattr(model, "save_pretrained"):
-        model.save_pretrained(folder)
-    else:
-        prunus.models.save_weights(model, folder / "model.safetensors")
+    prunus.models.save_weights(model, folder / "model.safetensors")
     (folder / COSTS).write_text(json.dumps(row), "utf8")
 
 
 def kept(model: nn.Module, folder: Path) -> tuple[nn.Module, dict[str, float]]:
     """What `keep` wrote: such a network is judged and not pruned again."""
-    if hasattr(model, "from_pretrained"):
-        found: nn.Module = type(model).from_pretrained(folder)
-    else:
-        found = copy.deepcopy(model)
-        prunus.models.load_weights(found, folder / "model.safetensors")
+    found = copy.deepcopy(model)
+    prunus.models.load_weights(found, folder / "model.safetensors")
     row: dict[str, float] = json.loads((folder / COSTS).read_text("utf8"))
     return found.eval(), row
 
