@@ -22,7 +22,7 @@ def test_a_compressed_encoder_takes_the_place_of_the_dense_one(tmp_path: Path) -
     wanted = encoder.encode(TEXTS)
     tokens = {name: value for name, value in encoder.tokenize(TEXTS).items() if name != "modality"}
     fast = prunus.compress(inner, example=tokens, select="always")
-    fast.save_pretrained(tmp_path, embeddings=None)
+    fast.save_pretrained(tmp_path)
     for one in (fast, prunus.sparse.load_pretrained(tmp_path)):
         encoder[0].model = one
         np.testing.assert_allclose(encoder.encode(TEXTS), wanted, rtol=1e-4, atol=1e-5)
