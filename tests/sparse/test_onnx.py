@@ -82,3 +82,13 @@ def test_narrow_models_are_written_in_float32_and_nothing_is_printed(tmp_path: P
     assert onnx.load(path).graph.input[0].type.tensor_type.elem_type == onnx.TensorProto.FLOAT
     assert model[0].weight.dtype == torch.bfloat16
     assert capfd.readouterr() == ("", "")
+
+
+def test_a_model_that_refuses_other_types_is_written(tmp_path: Path) -> None:
+    """As transformers' models from GGUF files do, whose weights are float32 already."""
+
+    class Read(torch.nn.Linear):
+        def float(self) -> torch.nn.Module:
+            raise ValueError("not supported for quantized model")
+
+    assert export_onnx(Read(8, 4).eval(), tmp_path / "read.onnx", torch.randn(2, 8)).is_file()

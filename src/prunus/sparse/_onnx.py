@@ -74,7 +74,8 @@ def export_onnx(
     size = sum(4 * parameter.numel() for parameter in model.parameters())
     if size > LARGEST:
         raise BadInput(f"The weights take {size / 2**30:.1f} GB, and one ONNX file holds 2: save the model instead.")
-    dense = copy.deepcopy(model).eval().float()
+    # Models that transformers read from a quantised file refuse their own `float`, though their weights are float32.
+    dense = nn.Module.float(copy.deepcopy(model).eval())
     masks = Masks.from_model(dense) if masks is None else masks
     masks.apply_(dense)
     inputs = _detached(as_example(example))
