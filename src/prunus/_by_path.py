@@ -44,6 +44,6 @@ def import_object(path: str, kind: str) -> Any:
 
 
 def describe(error: BaseException) -> str:
-    """The error's type and the first line of what it says, for use inside a sentence."""
+    """The error's type and the first line of its message, for use inside a sentence."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0].rstrip('.')}" if lines else type(error).__name__

@@ -50,7 +50,7 @@ class Hold:
             parameter.masked_fill_(dropped, 0.0)
 
     def remove(self) -> None:
-        """Let go: the weights may change again."""
+        """Stop holding: the weights may change again."""
         for handle in self._handles:
             handle.remove()
         self._handles = []

@@ -1,4 +1,4 @@
-"""Everything private of torch that Prunus calls, with the reason; a new release of torch is tried against this file.
+"""Every private name of torch that Prunus uses, with the reason; check this file against a new release of torch.
 
 Each has no public form in the releases we support (torch 2.9 to 2.13). Names of the peers that `prunus bench` times
 (torch's own packed products) stand in `sparse/bench.py`: without them a row is missing, nothing else.

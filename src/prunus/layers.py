@@ -70,7 +70,7 @@ def named_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def matches(name: str, glob: str) -> bool:
-    """Whether a name or glob means this parameter, its module, or a module around it."""
+    """Whether a name or glob matches this parameter, its module, or a module around it."""
     glob = plain_name(glob)
     parts = name.split(".")
     return any(fnmatch.fnmatchcase(".".join(parts[:end]), glob) for end in range(1, len(parts) + 1))
@@ -128,7 +128,7 @@ class Weight:
         return int(getattr(self.module, "groups", 1)) if self.kind in (CONVOLUTION, TRANSPOSED) else 1
 
     def called(self, glob: str) -> bool:
-        """Whether a name or glob means this weight, under any of its names."""
+        """Whether a name or glob matches this weight, under any of its names."""
         return any(matches(name, glob) for name in self.names or (self.name,))
 
     def rows(self, tensor: Tensor) -> Tensor:
@@ -248,7 +248,7 @@ def prunable_weights(model: nn.Module, named: Iterable[str] = ()) -> dict[str, W
 def unrecognised(model: nn.Module) -> dict[str, str]:
     """Parameters that look like weight matrices but belong to no known kind of layer: plain name -> class of the owner.
 
-    They are left dense, so whoever prunes says so. What broadcasts over the batch (a first side of 1, as position
+    They are left dense, and the caller reports them. What broadcasts over the batch (a first side of 1, as position
     tables and class tokens have) and the weights of norms are no matrices.
     """
     known = {id(weight.parameter) for weight in all_weights(model).values()}

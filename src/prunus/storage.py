@@ -239,7 +239,7 @@ _PLACE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR, e
 
 
 def _refusal(path: StrPath, error: OSError) -> BadFile | RunFailed:
-    """One sentence for what the system says."""
+    """One sentence for an error of the operating system."""
     if error.errno in _FULL:
         reason = _FULL[error.errno]
         return RunFailed(f"{path} cannot be written: {reason}; make room, or choose another place, and run it again.")

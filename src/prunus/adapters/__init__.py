@@ -1,4 +1,4 @@
-"""Other people's data, models and outputs, seen as one.
+"""Data, models and outputs of other libraries, read in one way.
 
     for batch in batches(data, size=32):          # a Dataset, DataLoader, list, dict of tensors, numpy array, ...
         output = call(model, batch)               # as the model wants it: positional or by name, labels left out

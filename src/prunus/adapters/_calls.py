@@ -50,7 +50,7 @@ def as_weights(model: nn.Module, value: Any) -> Any:
 
 
 def call(model: nn.Module, batch: Batch, *, labels: bool = False) -> Any:
-    """What the model answers to a batch.
+    """The model's output for a batch.
 
     Args:
         model: any module.
@@ -105,7 +105,7 @@ def batch_loss(model: nn.Module, batch: Batch, loss: Callable[[Tensor, Tensor], 
     outputs = main_output(output)
     try:
         return (loss or nn.functional.cross_entropy)(outputs, batch.labels)
-    except (IndexError, RuntimeError, ValueError) as error:  # what torch says of labels that do not fit
+    except (IndexError, RuntimeError, ValueError) as error:  # torch's errors for labels that do not fit
         if isinstance(error, BadInput):
             raise
         raise BadInput(
@@ -121,7 +121,7 @@ def _described(labels: Tensor) -> str:
 
 
 def check_finite(batch: Batch) -> Batch:
-    """Refuse a batch that holds NaN or infinity: whatever is computed from it says nothing.
+    """Refuse a batch that holds NaN or infinity: nothing computed from it would mean anything.
 
     Args:
         batch: any batch. Masks may hold -inf, so what has "mask" in its name is passed over.

@@ -129,7 +129,7 @@ def certified(
     example: Tensor | None,
     options: CertifyOptions,
 ) -> tuple[Certificate, Combined, Pair]:
-    """The certificate, what the methods said point by point, and what was read of the networks."""
+    """The certificate, the bounds of all methods at every point, and the networks as they were read."""
     if norm not in (2, "max"):
         raise BadInput(f'The norm of a certificate is 2 or "max", not {norm!r}.')
     begin = time.monotonic()
@@ -159,7 +159,7 @@ def certified(
         notes={"input_shape": list(shape)},
     )
     if attack:
-        options.say("climbing to a large difference")
+        options.say("searching for a large difference")
         settings = attack if isinstance(attack, AttackSettings) else AttackSettings()
         reached = ascend(pair, region, settings, seed, options.starts, norm)
         check_attained(reached.distance, found.bound)
@@ -207,7 +207,7 @@ def _ends_in_softmax(pair: Pair) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class Spread:
-    """A number of every point (points,): as it came out, and as it is where no time is left to tighten it."""
+    """One number for each point (points,): after tightening, and before it, as a run without time would give it."""
 
     found: Tensor
     untightened: Tensor
@@ -219,9 +219,9 @@ class Spread:
 
 @dataclass(frozen=True, eq=False)
 class Combined:
-    """What the methods say together.
+    """The best bounds of all methods together.
 
-    The last three: what `rounding`, `sizes` and `layers` are at every point of the region.
+    The last three fields are `rounding`, `sizes` and `layers` at every point of the region.
     """
 
     bound: float
@@ -320,7 +320,7 @@ class Bounds:
             options.say("linear relaxation")
 
             def tell(point: int, tightened: Sequence[Ranges]) -> None:
-                """Tighter values mean smaller roundings, and smaller sizes to beat."""
+                """Lower the rounding and the output sizes of a point to what its tightened ranges allow."""
                 here = rounding_terms(pair, self.norms, tightened)
                 drift[point] = torch.minimum(drift[point], here[0])
                 own[point] = torch.minimum(own[point], _output_sizes(tightened)[0])
@@ -331,7 +331,7 @@ class Bounds:
             bounds["recursion"] = sizes[-1].error * OUTWARDS
         if "products" in options.methods:
             self._products(region, sizes, ranges, bounds)
-        # What speaks of exact values gets the rounding added; the relaxation has counted it entry by entry.
+        # Bounds on exact values get the rounding added; the relaxation has counted it already, entry by entry.
         bounds = {name: column + drift for name, column in bounds.items()}
         single, rounding = single + drift[:, None], drift
         if relaxed is not None:

@@ -89,7 +89,7 @@ class Search(Protocol):
 
 
 class Judge(Protocol):
-    """Bounds the error of masks; `quick` may be looser; `confirm` has the last word on the levels found."""
+    """Bounds the error of masks; `quick` may be looser; `confirm` decides about the levels found."""
 
     def __call__(self, masks: Masks, levels: Mapping[str, float]) -> float: ...
 
@@ -135,7 +135,7 @@ class _CertifiedJudge:
         return fine
 
     def _methods(self, masks: Masks, levels: Mapping[str, float]) -> CertifyOptions:
-        """All methods once; from then on without the linear relaxation, unless it had won by more than rounding."""
+        """All methods once; then without the linear relaxation, unless its bound was best by more than rounding."""
         if self._chosen is None:
             without = tuple(name for name in self._options.methods if name != "relaxation")
             self._chosen = self._options

@@ -256,7 +256,7 @@ class _Search:
         return self._known[key]
 
     def learn(self, levels: Mapping[str, float], bound: float) -> None:
-        """Take up a bound found elsewhere."""
+        """Remember a bound that was found elsewhere."""
         self._known[tuple((name, levels.get(name, 0.0)) for name in self.sizes)] = bound
 
     def fits(self, levels: Mapping[str, float]) -> bool:

@@ -82,9 +82,9 @@ def compare(path: str | os.PathLike[str], kept: Certificate, fresh: Certificate,
 def _check_form(path: str | os.PathLike[str], kept: Certificate, fresh: Certificate) -> None:
     """What does not depend on any number: the outputs, points and layers there are, and how the network ends."""
     if len(kept.outputs) not in (0, len(fresh.outputs)) or len(kept.each) not in (0, len(fresh.each)):
-        raise BadFile(f"The certificate {path} speaks of other outputs or points than these networks have.")
+        raise BadFile(f"The certificate {path} is about other outputs or points than these networks have.")
     if [(row.name, row.kind) for row in kept.layers] != [(row.name, row.kind) for row in fresh.layers]:
-        raise BadFile(f"The certificate {path} speaks of other layers than these networks have.")
+        raise BadFile(f"The certificate {path} is about other layers than these networks have.")
     if kept.logits != fresh.logits:
         raise BadFile(f"The certificate {path} is wrong about whether the networks end in probabilities.")
 

@@ -1,4 +1,4 @@
-"""What a certificate says, and how it is kept: JSON with the hashes of both networks, so that others can check it."""
+"""`Certificate`: its fields and its file, JSON with the hashes of both networks, so that others can check it."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ class Certificate:
         if self.attained is not None:
             words += f"; one moves it by {self.attained:.4g}"
         return words + (
-            "; this is vacuous: the sum of both networks' largest output norms says as much." if self.vacuous else "."
+            "; this is vacuous: the sum of both networks' largest output norms is no larger." if self.vacuous else "."
         )
 
     def to_dict(self) -> dict[str, Any]:

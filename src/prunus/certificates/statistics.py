@@ -28,7 +28,7 @@ class Statistic:
     Each statement holds on its own with the confidence.
 
     Attributes:
-        bound: The distance spoken about.
+        bound: The distance.
         probability: Upper bound on the probability that an input exceeds it.
         confidence: The confidence.
         points: How many points were looked at.
@@ -90,7 +90,7 @@ def certify_statistically(
     exceedances: int = 0,
     comparisons: int = 1,
 ) -> Statistic:
-    """What held-out points say about the distribution they were drawn from.
+    """Bound the outputs' difference for a distribution, from held-out points drawn from it.
 
     Args:
         model: The original network, in evaluation mode.

@@ -1,4 +1,4 @@
-"""What a command is told about a model's inputs, data and quality."""
+"""Flags for a model's inputs, data and quality, and how they are read."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Metric = Annotated[
 
 
 def example_for(network: Any, batch: int = 1, shape: str | None = None, tokens: int | None = None) -> Any:
-    """An input of the shape that the flags give, or the model tells; refused where neither does."""
+    """An input of the shape that the flags or the model give; refused where neither does."""
     from prunus.adapters import example_input
 
     return example_input(network, batch=batch, shape=None if shape is None else _sides(shape), tokens=tokens)
@@ -132,7 +132,7 @@ def data_sets(name: str | None, folder: Path | None, model: str, look: bool) -> 
 
 
 def points_of(data: Any, count: int) -> Any:
-    """The first inputs of a data set, stacked, for what is said about their surroundings."""
+    """The first inputs of a data set, stacked: points for certificates of their neighbourhoods."""
     from prunus.adapters import batches
     from prunus.errors import BadInput
 
@@ -175,7 +175,7 @@ def quality(network: Any, test: Any, metric: str | None, when: str) -> dict[str,
 
 
 def quality_line(record: dict[str, Any]) -> str:
-    """What the metric was before and after, for people; empty where nothing was measured."""
+    """The metric before and after, as a line of text; empty where nothing was measured."""
     name = record.get("metric")
     if name is None:
         return ""

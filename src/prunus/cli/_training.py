@@ -66,7 +66,7 @@ def configure(base: FitConfig, flags: Any, place: Place, seed: int, quiet: bool)
 
 
 def _spell_schedule(given: dict[str, Any], before: Any) -> None:
-    """Put what was said of the schedule's parts into one `Schedule`."""
+    """Join the flags of the schedule's parts into one `Schedule`."""
     parts = {name: given.pop(name) for name in ("warmup", "milestones", "factor") if name in given}
     if not parts:
         return

@@ -1,4 +1,4 @@
-"""`prunus certify`: how far a pruned network can be from the original, shown from both sides."""
+"""`prunus certify`: bound how far a pruned network can be from the original, beside a difference that was found."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def certify(
     seconds: Annotated[
         float | None, Parameter(help="Time for the linear relaxation: 60, or with --verify what it needs.")
     ] = None,
-    attack: Annotated[bool, Parameter(help="Search for a large difference: the other side.")] = True,
+    attack: Annotated[bool, Parameter(help="Also search for an input with a large difference.")] = True,
     output: Annotated[Path | None, Parameter(alias="-o", help="Where the certificate goes (JSON).")] = None,
     verify: Annotated[Path | None, Parameter(help="Check this certificate against the networks, instead.")] = None,
     seed: Seed = 0,

@@ -125,7 +125,7 @@ def _other(
 
 
 def _test(data: str | None, folder: Path | None, model: str, points: int) -> Any:
-    """The samples whose surroundings are looked at."""
+    """The samples whose neighbourhoods are compared."""
     from prunus.cli._inputs import data_sets
     from prunus.errors import BadInput
 
@@ -135,7 +135,7 @@ def _test(data: str | None, folder: Path | None, model: str, points: int) -> Any
 
 
 def _shape(network: Any, told: str | None) -> tuple[int, ...] | None:
-    """The shape of one input: as told, or as the network knows it; None where neither says."""
+    """The shape of one input: as given, or as the network has it; None where neither is known."""
     from prunus.cli._inputs import real_example
 
     if told is None and getattr(network, "input_shape", None) is not None:

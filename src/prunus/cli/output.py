@@ -1,7 +1,7 @@
 """What commands print: tables for people on standard output, one JSON document for machines, progress on the side.
 
 Everything is printed as text: brackets are brackets, never markup, and bytes that would steer the terminal are shown.
-Tables fit the width that `COLUMNS` or the terminal gives: names stay whole as long as they can, numbers give way.
+Tables fit the width that `COLUMNS` or the terminal gives: names stay whole as long as they can, numbers are cut first.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class _Plain(Console):
 
 
 def console(file: IO[str] | None = None) -> Console:
-    """Where people read: standard output unless another file is given."""
+    """A console for tables and sentences: standard output unless another file is given."""
     stream = file or sys.stdout
     options: dict[str, Any] = {"markup": False, "emoji": False, "highlight": False, "quiet": cli.QUIET}
     return _Plain(file=file, width=_width(stream), **options)
@@ -130,7 +130,7 @@ def fit(
 
 
 def show(value: Any) -> str:
-    """A cell as people like to read it."""
+    """A cell, formatted for people."""
     if value is None:
         return "-"
     if isinstance(value, bool):

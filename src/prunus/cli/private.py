@@ -36,7 +36,7 @@ def plan(
     seed: Seed = 0,
     json: Json = False,
 ) -> None:
-    """Say what noisy top-k keeps, loses and reveals, before anything is sent.
+    """Print what noisy top-k keeps, loses and reveals, before anything is sent.
 
     The table is exact for normal coordinates. Both readings of the privacy stand side by side: for each swapped index,
     and between any two vectors.

@@ -25,7 +25,7 @@ def prune(
     allocation: Annotated[str, Parameter(help="uniform, global, erk or lamp.")] = "uniform",
     exclude: Exclude | None = None,
     reconstruct: Annotated[
-        bool, Parameter(negative="", help="Then fit what stays to the dense network's outputs on the data.")
+        bool, Parameter(negative="", help="Then fit the kept weights to the dense network's outputs on the data.")
     ] = False,
     weights: Weights = None,
     data: Data = None,

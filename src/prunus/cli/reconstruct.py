@@ -24,7 +24,7 @@ def reconstruct(
     data: Data = None,
     data_dir: DataDir = None,
     metric: Metric = None,
-    samples: Annotated[int, Parameter(help="Samples to look at; their labels are not used.")] = 512,
+    samples: Annotated[int, Parameter(help="Samples to adjust on; their labels are not used.")] = 512,
     refine: Annotated[int, Parameter(help="Rounds of the search for better masks; 0 leaves it out.")] = 24,
     descent: Annotated[int, Parameter(help="Passes with gradient steps on the output of each block.")] = 0,
     folder: State = None,

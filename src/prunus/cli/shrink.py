@@ -21,7 +21,7 @@ def shrink(
         str | None, Parameter(help="magnitude, random, taylor or reconstruction (the default with data).")
     ] = None,
     allocation: Annotated[str | None, Parameter(help="uniform, global, or damage (the default with data).")] = None,
-    samples: Annotated[int, Parameter(help="How many rows of the training data are looked at.")] = 512,
+    samples: Annotated[int, Parameter(help="How many samples of the training data are used.")] = 512,
     multiple: Annotated[int | None, Parameter(help="Widths are multiples of this.")] = None,
     depth: Annotated[
         bool, Parameter(negative="", help="Whole residual blocks leave first, those that change the outputs least.")

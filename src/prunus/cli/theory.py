@@ -19,10 +19,10 @@ def theory(
         bool, Parameter(negative="", help="Recompute all reference values and run all independent checks.")
     ] = False,
     vacuity: Annotated[
-        bool, Parameter(negative="", help="Say what theorems 1, 2, 3 and 1' of the closeness paper really allow.")
+        bool, Parameter(negative="", help="Print what theorems 1, 2, 3 and 1' of the closeness paper allow.")
     ] = False,
     prune: Annotated[
-        bool, Parameter(negative="", help="Say how many weights of each layer may go, proved and to expect.")
+        bool, Parameter(negative="", help="Print how many weights of each layer may be pruned: proved, and expected.")
     ] = False,
     width: Annotated[str, Parameter(help="Widths for --vacuity and --prune, separated by commas.")] = "256,1024,4096",
     layers: Annotated[

@@ -85,7 +85,7 @@ _SOURCES = {
     )
 }
 
-# A set that somebody still holds is handed out again instead of being decoded a second time.
+# A set that is still in use is returned again instead of being decoded a second time.
 _HELD: WeakValueDictionary[tuple[str, str, str], Labelled] = WeakValueDictionary()
 
 

@@ -38,7 +38,7 @@ def is_text(name: str) -> bool:
 
 @dataclass(frozen=True)
 class Pictures:
-    """How a model wants its pictures: brought to `shorter` on the shorter side, then cut to (height, width)."""
+    """How a model takes its pictures: brought to `shorter` on the shorter side, then cut to (height, width)."""
 
     size: tuple[int, int] | None = None
     shorter: int | None = None
@@ -152,7 +152,7 @@ def _sample(row: dict[str, Any], columns: list[str], tokenizer: Any, length: int
 
 
 def pictures_of(folder: str | os.PathLike[str]) -> Pictures:
-    """How the model of a folder wants its pictures: as preprocessor_config.json says, else of its config's size.
+    """How the model of a folder takes its pictures: as in preprocessor_config.json, else of its config's size.
 
     Raises:
         BadFile: if the file is there and cannot be read.
@@ -222,7 +222,7 @@ def _images(folder: Path, rules: Pictures) -> list[tuple[Tensor, int]]:
     sizes = {tuple(image.shape[1:]) for image, _ in found}
     if len(sizes) > 1:
         shown = " and ".join(f"{height} x {width}" for height, width in sorted(sizes)[:2])
-        raise BadFile(f"The images in {folder} differ in size ({shown}): bring them to the one that the model takes.")
+        raise BadFile(f"The images in {folder} differ in size ({shown}): resize them to the size that the model takes.")
     return found
 
 

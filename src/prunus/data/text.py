@@ -89,7 +89,7 @@ def word_vectors(tokens: torch.Tensor, ids: int, size: int = 100, window: int = 
     return vectors / vectors.std()
 
 
-# The test part needs the training part's vocabulary: one that a data set still holds is not built again.
+# The test part needs the training part's vocabulary: one that is still in use is not built again.
 _HELD: WeakValueDictionary[tuple[Callable[[str], list[str]], Path], Vocabulary] = WeakValueDictionary()
 
 

@@ -6,7 +6,7 @@ m coordinates are kept, `others` are not; the released index set differs from th
 
 Fisher's non-central hypergeometric law. Everything comes from ratios of neighbouring terms, outwards from the mode;
 differences of log-gammas would leave seven digits at d = 10^8. Sums are numpy sums, not products of vectors: those
-would wake the threads of a linear algebra library for a few microseconds of work.
+would start the threads of a linear algebra library for a few microseconds of work.
 """
 
 from __future__ import annotations

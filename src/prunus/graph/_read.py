@@ -206,7 +206,7 @@ def _export_any_batch(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str,
     shapes = {**_by_name(model, dynamic[0]), **dynamic[1]}
     try:
         program = torch.export.export(model, wide_args, wide_kwargs, dynamic_shapes=shapes, strict=False)
-    except Exception:  # the model is then read for the example's own size, and that reading tells what is wrong
+    except Exception:  # the model is then read for the example's own size, and that reading raises the error
         return None
     inputs = set(program.graph_signature.user_inputs)
     nodes = [node for node in program.graph.nodes if node.op == "placeholder" and node.name in inputs]

@@ -1,8 +1,7 @@
 """The module-level graph of torch.fx, for code that rewrites a model and hands back ordinary modules.
 
-`read` says what a model computes and is what claims are built on; this graph has the author's own modules as its steps,
-so layers can be exchanged in place. torch.fx passes over forward hooks without a word: a model that has them is
-refused.
+`read` gives what a model computes: certificates use it. This graph has the author's own modules as its steps,
+so layers can be exchanged in place. torch.fx ignores forward hooks silently: a model that has them is refused.
 """
 
 from __future__ import annotations

@@ -104,7 +104,7 @@ def read_tensors(path: str | os.PathLike[str]) -> dict[str, Tensor]:
         content = _read_safetensors(file) if _looks_like_safetensors(file) else _read_torch(file)
     except BadFile:
         raise
-    except pickle.UnpicklingError as error:  # torch's own text advises to run the code in the file
+    except pickle.UnpicklingError as error:  # torch's own message advises to run the code in the file
         raise BadFile(
             f"The weights file {file} is damaged or holds more than tensors, and is not read any further, as it could "
             "run code: save the model's state_dict()."

@@ -29,7 +29,7 @@ def statements(paper: str) -> list[Statement]:
 def page() -> str:
     """All statements as a page in Markdown."""
     lines = ["# What covers each statement", ""]
-    lines += ["Claims are evaluated and checked by `prunus theory`; the last column says what is missing, and why."]
+    lines += ["Claims are evaluated and checked by `prunus theory`; the last column gives what is missing, and why."]
     for paper, letter in PAPERS.items():
         found = statements(paper)
         done = sum(not statement.open for statement in found)

@@ -1,6 +1,6 @@
 """Verify the index: recompute every reference case and run every registered check.
 
-`prunus theory --check` and whoever wants to trust a build use these; they yield one result at a time, so that progress
+Used by `prunus theory --check`; they yield one result at a time, so that progress
 can be shown, and never raise because a claim fails.
 """
 
@@ -73,7 +73,7 @@ def case_failure(claim: Claim, case: Case) -> str:
     except (PrunusError, ArithmeticError, ValueError) as error:
         return f"{type(error).__name__}: {error}"
     if result is None:
-        return "the case is one of print, but the claim has no printed form"
+        return "the case is about the published form, but the claim has no printed form"
     for name, expected in case.expect.items():
         if name not in result:
             return f"{name} is not among the returned values"

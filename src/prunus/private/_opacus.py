@@ -42,13 +42,13 @@ class MaskedOptimizer(DPOptimizer):
         return Release(index, self.noise_multiplier, self.sampling)
 
     def pre_step(self, closure: Any = None) -> Any:
-        if self._step_skip_queue and self.policy.looks:
+        if self._step_skip_queue and self.policy.needs_gradients:
             raise BadInput(
-                "This choice of coordinates looks at the whole batch, so batches cannot be split: use smaller ones, or "
+                "This choice of coordinates reads the whole batch, so batches cannot be split: use smaller ones, or "
                 "'dense', 'random', masks or a WarmUp."
             )
         if not self._in_batch:
-            # Spent before anything is looked at: a refused step has revealed nothing. Once for a split batch.
+            # Charged before any gradient is used: a refused step has revealed nothing. Once for a split batch.
             self.meter.spend(self.next_release())
         self._mask_examples(draw=not self._in_batch)
         stepped = super().pre_step(closure)
@@ -64,7 +64,7 @@ class MaskedOptimizer(DPOptimizer):
         with torch.no_grad():
             if draw:
                 mean = [p.detach() for p in self.params]
-                if self.policy.looks:
+                if self.policy.needs_gradients:
                     mean = [sample.sum(dim=0) / (self.expected_batch_size or 1) for sample in samples]
                 self.last_masks = self.policy.masks(mean, self.keep(self.steps_done), self.steps_done)
             if self.last_masks is not None:

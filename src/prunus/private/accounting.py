@@ -22,7 +22,7 @@ from prunus.errors import BadInput, MissingExtra, RunFailed
 from prunus.formulas.swap_privacy import subsampled_privacy
 
 _INTERVAL = 1e-3  # of a privacy loss, rounded upwards: half a percent of epsilon over a thousand steps
-# Beyond this a privacy loss distribution of the indices would only cost memory: basic composition says the same.
+# Beyond this a privacy loss distribution of the indices would only cost memory: basic composition gives the same.
 _LARGE = 4.0
 # Largest loss of one joint release that is put on the grid: 60,000 places.
 _WIDEST = 60.0

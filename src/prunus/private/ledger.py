@@ -107,7 +107,7 @@ class Ledger:
 
     @property
     def clients(self) -> list[str]:
-        """Everybody who was ever charged."""
+        """All clients that were ever charged."""
         return sorted(self._accounts)
 
     def spent(self, client: str) -> float:
@@ -216,7 +216,7 @@ class Ledger:
             )
 
     def _take(self, line: bytes) -> str:
-        """Count what a line says; returns the chain up to it."""
+        """Count the charge in a line; returns the chain up to it."""
         chain, record = _parsed(self._chain, line, self.path)
         try:
             client, round_ = record["client"], int(record["round"])
@@ -226,7 +226,7 @@ class Ledger:
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
             raise BadFile(f"The ledger {self.path} holds a record that is no charge; restore it from a copy.") from None
         self._account(client).add(release)
-        # Somebody else charged this client: what was found affordable before may not be any more.
+        # Another process charged this client: what was found affordable before may not be any more.
         for key in [key for key in self._safe if key[0] == client]:
             del self._safe[key]
         self.rounds = max(self.rounds, round_ + 1)

@@ -64,7 +64,7 @@ class IndexMechanism:
             raise BadInput(f"k as a fraction must lie in (0, 1], got {k}; give a whole number for a count.")
 
     def count(self, d: int, quiet: bool = False) -> int:
-        """Coordinates kept of d: k d rounded, and said where it is not whole."""
+        """Coordinates kept of d: k d rounded, with a warning where it is not whole."""
         if isinstance(self.k, numbers.Integral):
             if self.k > d:
                 raise BadInput(f"Cannot keep {self.k} of {d} coordinates; give k as a fraction, or a smaller count.")

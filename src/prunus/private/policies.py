@@ -74,11 +74,11 @@ class WarmUp:
 
 
 class Policy:
-    """Masks of one step. `k` is the share kept without a schedule; `looks` says whether the values of the gradients
-    matter (else any tensors of the same shapes are given)."""
+    """Masks of one step. `k` is the share kept without a schedule; `needs_gradients` says whether
+    `masks` reads the values of the gradients (else any tensors of the same shapes will do)."""
 
     k: float = 1.0
-    looks: bool = False
+    needs_gradients: bool = False
 
     def epsilon(self, d: int, fraction: float, step: int) -> float:
         """Pure epsilon of the masks of a step, before sampling."""
@@ -106,7 +106,7 @@ class Drawn(Policy):
 
     def __post_init__(self) -> None:
         self.k = float(self.mech.k)
-        self.looks = True
+        self.needs_gradients = True
         if not 0.0 < self.k <= 1.0 or isinstance(self.mech.k, int):
             raise BadInput("DP-SGD keeps a share of the coordinates: give the mechanism's k as a fraction.")
 
@@ -145,7 +145,7 @@ class Random(Policy):
 
 @dataclass
 class Fixed(Policy):
-    """Masks chosen without looking at the records, in the order of the optimizer's parameters."""
+    """Masks chosen without reading the records, in the order of the optimizer's parameters."""
 
     held: list[Tensor]
 

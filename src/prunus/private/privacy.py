@@ -11,7 +11,7 @@ from torch import Tensor
 from prunus.private.exchange import top_set
 
 UNIT = "one client's whole vector, against whoever receives the message (local model)"
-# Above this a pure epsilon says nothing: any two vectors may be told apart with near certainty.
+# Above this a pure epsilon protects nothing: any two vectors can be told apart with near certainty.
 ENORMOUS = 20.0
 _CHUNK = 1 << 22
 

@@ -1,4 +1,4 @@
-"""Federated rounds without a framework: sparse updates, noise for those who replied, a ledger written before sending.
+"""Federated rounds without a framework: sparse updates, noise on the sum of the replies, a durable ledger.
 
 Two trust models:
 

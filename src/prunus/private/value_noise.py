@@ -62,7 +62,7 @@ class ValueNoise:
         while gap(high) < 0.0:
             high += 2.0
         rho = math.exp(float(optimize.brentq(gap, low, high, xtol=1e-12)))
-        # A hair more noise than the root: the guarantee must hold after rounding.
+        # Slightly more noise than the root: the guarantee must hold after rounding.
         return cls(clip, 2.0 * clip / math.sqrt(2.0 * rho) * (1.0 + 1e-9))
 
     @classmethod

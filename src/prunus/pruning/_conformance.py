@@ -1,4 +1,4 @@
-"""Checks that authors of scores and patterns can run on their own: does it keep the rules that the others keep?
+"""Checks that authors of scores and patterns can run on their code: does it keep the rules that all others keep?
 
 `check_score(score)` and `check_pattern(pattern)` run every check on several kinds of layers and return the names of
 those that passed; if any fails, one error lists them all.

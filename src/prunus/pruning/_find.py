@@ -43,7 +43,7 @@ def find_masks(
         pattern: "unstructured", "balanced:B", "N:M", "kernels", "channels", "blocks:RxC", or a pattern object.
         allocation: "uniform", "global", "erk", "lamp", or a function.
         exclude: names and globs of parameters or modules that are never pruned.
-        data: what data-driven scores look at: anything that `prunus.adapters.batches` reads.
+        data: samples for the scores that need them: anything that `prunus.adapters.batches` reads.
         loss: a function of (outputs, labels); the model's own loss or cross-entropy unless given.
         seed: of everything random.
         misfits: what to do with layers that the pattern does not fit (depthwise convolutions, short rows): "error"
@@ -194,7 +194,7 @@ def _misfits(
 
 
 def _report(model: nn.Module, skipped: Mapping[str, str], globs: tuple[str, ...]) -> dict[str, Any]:
-    """What is left dense without being asked for: in the notes, and where it is a surprise as a warning."""
+    """Note what is left dense without being asked for; weights of an unknown kind also give a warning."""
     notes: dict[str, Any] = {}
     if skipped:
         notes["skipped"] = list(skipped)

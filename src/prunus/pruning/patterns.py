@@ -44,7 +44,7 @@ def _magnitude(scores: Tensor, absolute: bool) -> Tensor:
 
 
 class _Units(abc.ABC):
-    """A pattern in which weights live and die in units: subclasses say how a weight falls into units and back."""
+    """A pattern that keeps or drops whole units: subclasses say how a weight is divided into units, and back."""
 
     @abc.abstractmethod
     def units(self, scores: Tensor, weight: Weight, *, absolute: bool = False) -> tuple[Tensor, int]:

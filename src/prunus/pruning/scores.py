@@ -58,7 +58,7 @@ class ScoreRule:
 
 @contextlib.contextmanager
 def _undisturbed(model: nn.Module, seed: int) -> Iterator[None]:
-    """Running statistics and the global random state are afterwards what they were: scoring leaves no trace."""
+    """Running statistics and the global random state are afterwards what they were: scoring changes nothing."""
     kept = [(buffer, buffer.clone()) for buffer in model.buffers()]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -176,7 +176,7 @@ def random_with_replacement(context: ScoreContext) -> Mapping[str, Tensor]:
 def synflow(context: ScoreContext) -> dict[str, Tensor]:
     """|w dR/dw| with R the sum of outputs of the network of absolute weights on an input of ones (Tanaka et al., 2020).
 
-    Looks at the data for their shape alone; pruned in 100 rounds.
+    Reads only the shape of the data; pruned in 100 rounds.
     """
     model = copy.deepcopy(context.model).double().eval()
     with torch.no_grad():

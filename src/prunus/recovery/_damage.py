@@ -1,4 +1,4 @@
-"""Allocation by damage: more zeros where a layer's outputs suffer least from them.
+"""Allocation by damage: more zeros where a layer's outputs change least.
 
 Every layer's relative output error is measured at several sparsities, on the dense network's own inputs and after the
 least-squares fit. The sparsities then minimise the sum of these errors for the zeros asked for: layers that can give

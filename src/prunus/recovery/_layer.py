@@ -48,7 +48,7 @@ def centred(moments: Moments, shift: bool) -> tuple[Tensor, Tensor]:
 
 
 def shrunk(own: Tensor, cross: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Moments of few places, their correlations drawn towards zero as far as chance would make them up.
+    """Moments of few places, their correlations drawn towards zero as far as they may be chance.
 
     With fewer places than columns most directions were never seen, and a fit would change them freely. The part is the
     oracle-approximating one (Chen et al. 2010), taken on correlations so that scales do not matter.
@@ -193,7 +193,7 @@ def _start(
     weight: Weight, matrix: Tensor, moments: Moments, own: Tensor, cross: Tensor, shift: bool, last: bool,
     settings: ReconstructOptions,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """(W*, H) as `aim` finds them, W* as near to the dense weight as chance wants it."""
+    """(W*, H) as `aim` finds them, W* drawn towards the dense weight as far as the difference may be chance."""
     if not settings.towards:
         return aim(matrix, own, cross, settings.damping, 0.0)
     best, ridge = aim(matrix, own, cross, settings.damping, 1.0, beside(moments, shift) if last else None)

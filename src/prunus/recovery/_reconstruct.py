@@ -223,7 +223,7 @@ def measure_damage(
     grid: Sequence[float] = (0.0, 0.25, 0.5, 0.65, 0.8, 0.9, 0.95),
     options: ReconstructOptions | None = None,
 ) -> Damage:
-    """How much each layer's output suffers at growing sparsities, after the least-squares fit; the model is unchanged.
+    """The error of each layer's output at growing sparsities, after the least-squares fit; the model is unchanged.
 
     `reconstruct(..., allocation="damage")` uses such curves to spread its sparsity over the layers, and `prunus.plan`
     can.

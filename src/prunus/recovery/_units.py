@@ -325,7 +325,7 @@ class UnitWalk:
 def looks_back(model: nn.Module, units: Sequence[str], batch: Batch) -> bool:
     """Does a unit need the output of another than the one before it, as skip connections between distant units do?
 
-    Found by poison: the outputs of all units but the last are replaced by NaN, which then shows in a unit's inputs.
+    Found by replacing the outputs of all units but the last by NaN, which then shows in a unit's inputs.
 
     Raises:
         BadInput: if the model itself gives NaN or Inf on the batch.

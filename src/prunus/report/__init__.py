@@ -2,7 +2,7 @@
 
     prunus.report.write_report(prunus.study.Store("runs/digits"), "digits.html")
 
-`facts` gathers what was measured, `words` says it, `svg` draws the histograms, `page` joins them with the template
+`facts` gathers what was measured, `words` writes sentences, `svg` draws histograms, `page` joins them with the template
 (`page.html`, `style.css`, `page.js`) and the plotting library (plotly.js, basic bundle, MIT) into one file that needs
 no network.
 """

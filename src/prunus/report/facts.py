@@ -1,4 +1,4 @@
-"""What a study says, as plain data for the page: one panel for each network and data set."""
+"""The results of a study as plain data for the page: one panel for each network and data set."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class Panel:
 
 
 def panels(results: Sequence[Result], bases: Mapping[str, Mapping[str, Any]]) -> list[Panel]:
-    """The groups of a study by network and data set, those with most groups first; magnitude's choice leads each."""
+    """The groups of a study by network and data set, largest first; magnitude comes first in each."""
     found: dict[tuple[str, str], list[SeedGroup]] = {}
     for group in grouped(results):
         found.setdefault((group.network, group.data), []).append(group)

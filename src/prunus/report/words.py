@@ -15,7 +15,7 @@ def number(value: float) -> str:
 
 
 def best(panel: Panel) -> SeedGroup | None:
-    """The group the summary names: of the groups close to dense the one that buys most, else the best."""
+    """The group the summary names: of those close to dense the one that gains most, else the best in quality."""
     known = [group for group in panel.groups if group.merit is not None]
     if not known:
         return None
@@ -92,7 +92,7 @@ def same_answers(group: SeedGroup) -> str:
 
 
 def asked(group: SeedGroup) -> str:
-    """Of which questions the share of same answers speaks: of 500 held-out inputs, of 4,096 places in held-out text."""
+    """What the share of same answers is a share of: of 500 held-out inputs, of 4,096 places in held-out text."""
     record, settings = group.results[0].record, group.results[0].config["settings"]
     count = record.get("answers") or settings.get("held_out") or 0
     kind = {"perplexity": "places in held-out text", "spearman": "held-out sentences"}
@@ -140,7 +140,7 @@ def remarks(panel: Panel) -> list[str]:
         )
     if any(group.vacuous for group in panel.groups):
         found.append(
-            "Some certificates say nothing: they are no better than the sum of both networks' largest output norms. "
+            "Some certificates are vacuous: they are no better than the sum of both networks' largest output norms. "
             "Deep networks need smaller neighbourhoods, or a spectral penalty in training."
         )
     if panel.seeds > 1:

@@ -36,7 +36,7 @@ class Settings:
         labels: Test points whose label is proved the same in that neighbourhood; 0 leaves it out. Networks that are
             large or have convolutions take it only with certify_seconds.
         certify_seconds: Seconds for the linear relaxation of large networks, for all points together (small ones take
-            what they need); those networks are certified in float64, where rounding does not drown the bound.
+            what they need); those networks are certified in float64, where rounding does not exceed the bound.
         radius: 2-norm radius of these neighbourhoods.
         held_out: Test points behind the statistical certificate; 0 leaves it out.
         sensitivity: Test points on which the loss of each layer alone is measured; 0 leaves it out.

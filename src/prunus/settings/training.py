@@ -111,7 +111,7 @@ class FitConfig:
             same (but for batch norms) and needs less memory.
         precision: "full", or "bf16": forward passes under autocast, weights and their updates in full.
         groups: Other settings for some parameters: {name or glob: {"lr": ..., "weight_decay": ...}}. The first that
-            fits a parameter counts; the schedule bends its rate as it does the others.
+            fits a parameter counts; the schedule scales its rate as it does the others.
         ema: Decay of a running mean of the weights, such as 0.999; it is measured after every epoch and is what the run
             leaves in the model. 0 leaves it out.
         clip: Largest norm of the gradient; None sets no limit.

@@ -127,7 +127,7 @@ def _eps(norm: Any) -> float:
 
 
 def may_run(module: nn.Module) -> bool:
-    """Whether nothing is traced, differentiated, trained or changed in precision, and no hook listens everywhere."""
+    """True if nothing is traced, differentiated, trained or run under autocast, and there is no global hook."""
     if torch.is_grad_enabled() or module.training or watched() or torch.is_autocast_enabled("cpu"):
         return False
     return not nn.modules.module._has_any_global_hook()
@@ -205,7 +205,7 @@ class NativeForward:
             block = kernels().Block(
                 native, pointers[:7], integer, pointers[7:], *eps, parts.rms, parts.before, parts.activation, *sizes
             )
-        except ValueError:  # sizes that do not fit together: torch says what is wrong
+        except ValueError:  # sizes that do not fit together: torch raises the error
             return
         self._parts, self._native, self._watch = parts, block, watch
         self._held = (layers, tensors)
@@ -258,7 +258,7 @@ def _run_decoder(
         return None
     causal = mask is None and kwargs.get("is_causal") is not False
     if mask is None and x.shape[1] > 1 and past_key_values is not None and past_key_values.get_seq_length():
-        return None  # where such queries begin is for torch to say
+        return None  # torch finds where such queries begin
     threads = torch.get_num_threads()
     cos, sin = (part.contiguous() for part in position_embeddings)
     projected = native.project(x, cos, sin, threads)

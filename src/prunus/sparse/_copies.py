@@ -18,7 +18,7 @@ EXACT, ROUNDED = 1e-3, 0.5  # how far results may be off, relative to their size
 
 
 class UnlikeModel(RunFailed):
-    """The copy answers otherwise than the model it was made from."""
+    """The copy's output differs from that of the model it was made from."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ def as_example(example: Any) -> ModelInputs:
 
 
 def run(model: nn.Module, example: ModelInputs) -> list[Tensor]:
-    """The numbers a model answers with, without gradients."""
+    """The tensors of a model's output, without gradients."""
     try:
         with torch.no_grad():
             return [tensor.clone() for tensor in output_tensors(example.run(model))]

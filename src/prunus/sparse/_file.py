@@ -171,7 +171,7 @@ def _built(spec: dict[str, Any], tensors: dict[str, Tensor]) -> nn.Module:
 
 
 def _misplaced(model: nn.Module, name: str, spec: dict[str, Any]) -> str:
-    """Empty where the model has a layer of this kind and these sizes at this place."""
+    """Why the layer does not fit there; empty where the model has a layer of this kind and these sizes."""
     module = _submodule(model, name)
     found = _kind_of(module)
     try:

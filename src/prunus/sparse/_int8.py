@@ -40,7 +40,7 @@ def int8_engine(model: nn.Module, example: Tensor | Mapping[str, Tensor]) -> nn.
     if not hasattr(model, "generate") or "labels" not in _parameters(model):
         try:
             return _Engine(_quantised(model, example), tuple(named) or None)
-        except Exception as error:  # engines fail in ways of their own
+        except Exception as error:  # each engine raises errors of its own kind
             logging.getLogger("prunus").info("ONNX Runtime does not take this model in int8: %s", error)
     try:
         with warnings.catch_warnings():

@@ -39,7 +39,7 @@ class Timing:
 
     @property
     def may_gain(self) -> bool:
-        """Whether it would but for the cost of a call, which depends on what runs before and after."""
+        """Whether it would gain without the cost of a call, which depends on what runs before and after."""
         return self.ours - CALL < (1 - NOISE) * self.dense
 
 

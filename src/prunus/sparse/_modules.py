@@ -19,7 +19,7 @@ _FIELDS = ("values", "index", "schedule", "starts", "scale")
 
 
 def watched() -> bool:
-    """Whether torch compiles, traces or transforms what runs, or a mode wants to see operators.
+    """True while torch compiles, traces or transforms what runs, or a dispatch mode is active.
 
     Kernels are then not called directly: torch would not record them.
     """

@@ -293,7 +293,7 @@ def _cause(error: BaseException) -> str:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without what torch says of every optional package it does not find, and its pages of advice."""
+    """Without torch's messages about optional packages that it does not find, and its advice."""
     loggers = [logging.getLogger(name) for name in EXPORT_LOGGERS]
     levels = [logger.level for logger in loggers]
     for logger in loggers:

@@ -5,8 +5,8 @@ bias; the weights are frozen. Rows of the transpose are not balanced, so the bac
 matrix.
 
 The two products are registered with `torch.library.Library` and not as a `custom_op`, whose wrappers cost some ten
-microseconds for every call; and where no gradient is wanted and no mode of torch listens, a call goes from the autograd
-key straight to the kernel (`_straight`).
+microseconds for every call; and where no gradient is needed and no dispatch mode is active, a call goes from the
+autograd key straight to the kernel (`_straight`).
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ def register(
 
 
 def _straight(name: str, kernel: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Torch's own autograd kernel of the operator, spared where it would only pass the call on."""
+    """The operator's autograd kernel: calls the CPU kernel directly where torch's own would only pass the call on."""
     general = torch.library.get_kernel(f"prunus::{name}", "AutogradCPU")
 
     def call(keys: Any, x: Tensor, *rest: Any) -> Tensor:

@@ -91,7 +91,7 @@ class Packed:
     def layer(self) -> Any:
         """The native view of the tensors; it holds addresses, so it lives and dies with this object.
 
-        Kernels read what the tensors say without looking: they are checked here, whenever a view is made.
+        Kernels trust the tensors: they are checked here, whenever a view is made.
         """
         if kernels() is None or self.values.device.type != "cpu":
             return None

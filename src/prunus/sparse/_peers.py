@@ -59,7 +59,7 @@ def find_peers(model: nn.Module, inputs: tuple[Tensor, ...], kinds: tuple[str, .
                 run = maker()
                 with torch.no_grad():
                     run()
-            except Exception as error:  # engines fail in ways of their own; the others still stand
+            except Exception as error:  # each engine raises errors of its own kind; the others are still measured
                 logging.getLogger("prunus").info("The peer %r is left out: %s", name, error)
                 continue
             found[name] = run

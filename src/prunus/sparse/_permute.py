@@ -1,6 +1,6 @@
 """A better order of columns before balanced pruning: it recovers the layout part of the bank's price (ledger B-10).
 
-Balanced pruning keeps equally many weights in each bank, so it pays when large columns sit together. Dealing columns to
+Balanced pruning keeps equally many weights in each bank, so neighbouring large columns cost more. Dealing columns to
 banks by size, then swapping pairs between banks while that keeps more energy, undoes this; what remains is the price of
 the bank's size itself. The layer reads its inputs in the new order, so nothing else in the network changes.
 """

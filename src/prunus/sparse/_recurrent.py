@@ -1,6 +1,6 @@
 """LSTM and GRU layers whose two products, input to gates and state to gates, run on packed weights.
 
-Where no gradient is wanted and nothing watches, all steps of a layer are one native call (`recur`); otherwise torch
+Where no gradient is needed and nothing is traced, all steps of a layer are one native call (`recur`); otherwise torch
 computes the gates step by step around the packed products.
 """
 

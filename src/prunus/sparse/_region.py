@@ -80,7 +80,7 @@ class FusedRegion:
         batch = inputs[0].shape[0] if inputs[0].dim() else 0
         for x in inputs:
             if x.dim() != 4 or x.shape[0] != batch or x.dtype != torch.float32 or not x.is_cpu:
-                return self.one_by_one(convs, inputs)  # which says what is wrong
+                return self.one_by_one(convs, inputs)  # which raises the error
         inputs = tuple(x.contiguous() for x in inputs)
         laid = self._laid_out(convs, inputs)
         if laid is None:

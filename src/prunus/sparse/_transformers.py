@@ -80,7 +80,7 @@ class _NativeModel(ABC):
         return type(self.model).forward(self.model, *args, **kwargs)
 
     def _ready(self) -> bool:
-        """Whether every block has a native run that is still that of its tensors, and nothing watches."""
+        """True if every block has a native run of its present tensors, and there are no hooks, tracing or gradients."""
         if not may_run(self.model):
             return False
         if self._watch is not None and self._watch.same():

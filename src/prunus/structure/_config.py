@@ -49,7 +49,7 @@ def find_knobs(model: nn.Module, coupling: Coupling) -> list[Knob]:
     """The entries of the model's configuration that decide sizes of groups."""
     wanted = _shapes(model)
     if _built(model, {}) != wanted:
-        return []  # the model is not what its configuration says, so nothing can be learnt from it
+        return []  # the model does not match its configuration, so nothing can be learnt from it
     knobs: list[Knob] = []
     for at, group in enumerate(coupling.groups):
         if any(group in knob.groups for knob in knobs) or len(group) < 2:

@@ -29,7 +29,7 @@ Maker = Callable[[int, int], Callable[[], Any]]
 
 
 def seconds(coupling: Coupling, model: nn.Module, example: Example) -> tuple[Cost, int]:
-    """(forecast of the seconds of one call, the multiple of widths that this machine likes)."""
+    """(forecast of the seconds of one call, the multiple of widths that is fastest on this machine)."""
     products = [product for product in coupling.walk.products if product.multiply_adds > 0]
     tables = _tables(model, products)
     by_count = sum(table[-1, -1] for table in tables if table is not None)
@@ -188,7 +188,9 @@ def _liked(model: nn.Module, products: Sequence[Product], smallest: int) -> int:
         if made is None or len(most) == 1:
             continue
         _, maker, inputs, outs = made
-        widths = {m: max(1, round(0.6 * outs / m) // 2 * 2 + 1) * m for m in most}  # odd multiples: no finer luck
+        widths = {
+            m: max(1, round(0.6 * outs / m) // 2 * 2 + 1) * m for m in most
+        }  # odd multiples: no finer one can be better
         runs = {str(m): maker(inputs, width) for m, width in widths.items() if width <= outs}
         samples = _samples(runs, repeats=9)
         each = {m: timing.median(samples[str(m)]) / widths[m] for m in most if str(m) in runs}

@@ -32,7 +32,8 @@ class Options:
         embeddings: Names and globs of embeddings whose columns may leave.
         exact: False also narrows what layer norms see, which zeros cannot imitate.
         depth: Whole residual blocks leave first, those whose absence changes the outputs least; widths do the rest.
-        multiple: Widths are multiples of this; None takes 1, and with "time" what this machine likes.
+        multiple: Widths are multiples of this; None takes 1, and with "time" the multiple that is
+            fastest on this machine.
         samples: Rows of data that are looked at.
         recover: Solve for the layers that stay, so that the outputs on the data stay.
         per_layer: What the configuration of a Hugging Face model cannot say may leave as well: alike layers that

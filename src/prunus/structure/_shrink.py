@@ -379,7 +379,7 @@ def _nothing(coupling: Coupling) -> str:
 
 
 def _without_failing(model: nn.Module, coupling: Coupling, example: Example, error: BadInput) -> Coupling:
-    """Groups whose removal the model's code does not bear are moved to the fixed ones, family by family."""
+    """Groups whose removal makes the model's code fail are moved to the fixed ones, family by family."""
     families: dict[str, list[int]] = {}
     for at, group in enumerate(coupling.groups):
         families.setdefault(re.sub(r"\d+", "*", group.name) + group.kind, []).append(at)

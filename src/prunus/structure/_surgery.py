@@ -237,7 +237,7 @@ class Cut:
 
 
 class DoesNotRun(BadInput):
-    """The code of a model does not bear some removal."""
+    """The code of a model fails after some removal."""
 
 
 def operate(

@@ -1,4 +1,4 @@
-"""One walk over a model's operators: labels for every value, and what multiplies what.
+"""One walk over a model's operators: labels for every value, and a record of every product.
 
 `Walk` visits the operators that `prunus.graph.read` gives for one example. Each operator has a rule (`_rules.py`);
 pointwise operators are known by torch's own tag, everything else that has no rule pins what it reads. The walk keeps

@@ -239,7 +239,7 @@ class LocalEngine:
         return Outcome(job, reply.get("record"), reply.get("error"), reply.get("seconds", 0.0))
 
     def _bury(self, worker: subprocess.Popen[str], job: Job | None) -> Outcome | None:
-        """A worker has died: forget it, and run its job again or give up on it."""
+        """A worker has died: drop it, and run its job again or record it as failed."""
         status = self._forget(worker)
         if job is None:
             return None

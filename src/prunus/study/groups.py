@@ -82,7 +82,7 @@ class SeedGroup:
 
     @property
     def integers(self) -> bool:
-        """Are its integer kernels the faster ones? What is told of it is then told of those."""
+        """Are its integer kernels the faster ones? Quality, size and speed are then reported for those."""
         return (self.mean("speedup_integers") or 0.0) > (self.mean("speedup") or 1.0)
 
     @property
@@ -92,7 +92,7 @@ class SeedGroup:
 
     @property
     def told(self) -> Mean | None:
-        """The quality of the network whose speed is told."""
+        """The quality of the network whose speed is reported."""
         return (self.means.get("quality_integers") if self.integers else None) or self.means.get("quality")
 
     @property

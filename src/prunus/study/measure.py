@@ -261,7 +261,7 @@ def _totals(layers: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _statistic(cell: Cell, dense: nn.Module, pruned: nn.Module, test: Any) -> dict[str, Any]:
-    """What held-out points say about all inputs like them, with 95 % confidence (ledger P-28)."""
+    """A bound for all inputs like the held-out points, with 95 % confidence (ledger P-28)."""
     from prunus.certificates import certify_statistically
 
     points = first_inputs(test, cell.settings.held_out)
@@ -328,7 +328,7 @@ def _labels(cell: Cell, dense: nn.Module, pruned: nn.Module, test: Any, layers: 
 
 
 def _kernel_of(model: nn.Module, masks: Masks | None, points: Tensor) -> dict[str, Any]:
-    """The tangent kernel on these points: eigenvalues in falling order, and what they say together."""
+    """The tangent kernel on these points: eigenvalues in falling order, condition number and effective rank."""
     from prunus.tangent import empirical, spectrum
 
     kernel = empirical(model, points, masks=masks)

@@ -58,7 +58,7 @@ METHODS = {
 
 @dataclass
 class Made:
-    """A pruned network, its masks, and what the making left to tell.
+    """A pruned network, its masks, and notes on how it was made.
 
     `smaller`: an ordinary network of fewer channels, with tensors of other shapes than the dense one's; the masks then
     say which weights of the dense one are gone.

@@ -68,7 +68,7 @@ def versions() -> dict[str, str]:
 
 @functools.cache
 def _processor() -> str:
-    """The processor's own name where the system tells it."""
+    """The processor's name where the system gives it."""
     try:
         with open("/proc/cpuinfo") as lines:
             names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]

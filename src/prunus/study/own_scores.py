@@ -1,4 +1,4 @@
-"""A user's own score, made known to the processes that run the cells by the module or program that registers it."""
+"""A user's own score, registered in the processes that run the cells by importing the file that registers it."""
 
 from __future__ import annotations
 

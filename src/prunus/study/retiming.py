@@ -15,7 +15,7 @@ def retime(cells: Sequence[Cell], store: Store, show: Callable[[Cell, float], No
 
     Dense engines that a study has times of are timed again first, once for each dense network.
 
-    What runs is the dense network under the cell's masks: times depend on which weights are left, not on their values,
+    What runs is the dense network under the cell's masks: times depend on which weights are kept, not on their values,
     so neither a fine-tune nor another way to make the network need be repeated: masks of the same pattern and sparsity
     stand for it.
     """

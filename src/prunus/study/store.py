@@ -349,7 +349,7 @@ def _write_parquet(target: Path, rows: list[dict[str, Any]]) -> Path:
 
 
 def _refusal(path: Path, error: Exception) -> BadInput:
-    """One sentence for what SQLite says."""
+    """One sentence for an error of SQLite."""
     text = " ".join((f"{error} is missing" if isinstance(error, KeyError) else str(error)).split())[:200]
     if "readonly" in text or "unable to open" in text:
         return BadInput(f"The study {path} cannot be written: {text}; choose another folder.")

@@ -1,4 +1,4 @@
-"""What the eigenvalues of a kernel say about training (ledger K-21)."""
+"""The eigenvalues of a kernel, and what follows from them for training (ledger K-21)."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Spectrum:
 
 
 def spectrum(kernel: Tensor) -> Spectrum:
-    """Eigenvalues of a symmetric kernel (n, n), in float64, and what they say; see `Spectrum`.
+    """Eigenvalues of a symmetric kernel (n, n), in float64, and what follows from them; see `Spectrum`.
 
     Args:
         kernel: a symmetric kernel, (n, n).

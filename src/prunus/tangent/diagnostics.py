@@ -1,4 +1,4 @@
-"""What a kernel says beside its eigenvalues (ledger K-21): alignment, distance, dead units, drift while training."""
+"""Diagnostics of a kernel beside its spectrum (ledger K-21): alignment, distance, dead units, drift while training."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ class Averaging(Callback):
     """Keeps mean <- d mean + (1 - d) weights after every step, with d = min(decay, (1 + n) / (10 + n)) at step n.
 
     Weights and the statistics of norms take part, whole numbers are copied. The mean obeys the masks of the run: what
-    they drop late is dropped from the mean too.
+    they drop later is dropped from the mean too.
     """
 
     name = "ema"

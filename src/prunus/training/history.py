@@ -62,7 +62,7 @@ class History(list[Record]):
     """Records in order.
 
     Attributes:
-        notes: What the run has to say beside the records, such as a damaged checkpoint passed over.
+        notes: Remarks beside the records, such as a damaged checkpoint that was passed over.
 
     Example:
         >>> history = History([Record(1, 4, 0.5, 0.75, None, None, 2.0, 0.1)])

@@ -1,4 +1,4 @@
-"""Masks inside other people's loops: a Lightning callback and a Hugging Face Trainer callback (extras).
+"""Masks inside training loops of other libraries: a Lightning callback and a Hugging Face Trainer callback (extras).
 
     trainer = lightning.Trainer(callbacks=[prunus.training.lightning_callback(masks)])
     trainer = transformers.Trainer(..., callbacks=[prunus.training.trainer_callback(Growth(0.9, "balanced:16"))])
@@ -124,13 +124,13 @@ class Keeper:
             self.set_masks(self.masks)
 
     def finish(self) -> None:
-        """The loop is over: the last masks are applied and let go."""
+        """The loop is over: apply the last masks and stop holding them."""
         if self.growing is not None and self.model is not None:
             self.growing.update(self, self.total)  # type: ignore[arg-type]
         self.end()
 
     def end(self) -> None:
-        """Let go."""
+        """Stop holding the masks."""
         if self.hold is not None:
             self.hold.remove()
             self.hold = None

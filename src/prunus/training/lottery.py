@@ -1,4 +1,4 @@
-"""Iterative magnitude pruning with rewinding (ledger I-6), and the controls that say whether a ticket is special."""
+"""Iterative magnitude pruning with rewinding (ledger I-6), and random tickets of the same density to compare with."""
 
 from __future__ import annotations
 

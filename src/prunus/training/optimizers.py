@@ -17,7 +17,7 @@ from prunus.settings.training import FitConfig
 def make_optimizer(config: FitConfig, parameters: Sequence[nn.Parameter], model: nn.Module) -> torch.optim.Optimizer:
     """The optimizer over `parameters` of `model`, with the rates at their start values.
 
-    A group's "base" is the rate that the schedule bends.
+    A group's "base" is the rate that the schedule scales.
     """
     grouped = _grouped(config, parameters, model) if config.groups else parameters
     if config.optimizer == "sgd":

@@ -121,7 +121,7 @@ def mask_of(scores: Tensor, sparsity: float, ranking: str = "signed", counting: 
 
 
 def redraw_of(values: Tensor, fan_in: int) -> str:
-    """The distribution a layer's weights were drawn from, as far as it shows; see `TicketOptions.redraw`."""
+    """The distribution a layer's weights seem to be drawn from; see `TicketOptions.redraw`."""
     if values.numel() and bool((values.abs() == values.abs().reshape(-1)[0]).all()):
         return "signed_constant"
     bound, variance = math.sqrt(6.0 / fan_in), 2.0 / fan_in
@@ -176,7 +176,7 @@ class Popup(Callback):
         return {"period": self.period, "rate": self.rate if self.period else None}
 
     def found(self) -> dict[str, Any]:
-        """What the search has to tell at its end."""
+        """Numbers about the search for the ticket's record."""
         return {"events": self.events}
 
     def score_range(self, name: str) -> tuple[float, float]:

@@ -37,7 +37,7 @@ class Line:
 
 @contextmanager
 def display(run: Run) -> Iterator[Silent | Line]:
-    """The display that suits: `config.progress` decides, else whether standard error is a terminal."""
+    """The display to use: `config.progress` decides, else whether standard error is a terminal."""
     wanted = run.config.progress if run.config.progress is not None else sys.stderr.isatty()
     if not wanted or run.rank:
         yield Silent()

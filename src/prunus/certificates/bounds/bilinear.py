@@ -58,7 +58,7 @@ def back_product(found: Both, x: Ranges, y: Ranges) -> tuple[Both, Both, Tensor,
 
 
 def back_smooth_one(piece: Lipschitz, found: Tensor, before: Range, after: Range) -> tuple[Tensor, Tensor, Tensor]:
-    """Rows through a smooth map of one network; entries whose tangent says less than their range take the range."""
+    """Rows through a smooth map of one network; an entry takes its range where the tangent is looser."""
     assert piece.slope is not None
     assert piece.bend is not None
     middle, half = before.middle, before.half

@@ -60,7 +60,7 @@ class Leaders:
         return made.scatter_add_(2, lead[:, :, None], -torch.ones(*chosen.shape, 1, dtype=torch.float64))
 
     def learn(self, part: Range, chosen: Tensor, found: Range) -> None:
-        """Write tighter ranges of the chosen gaps into what is known of them."""
+        """Intersect the known ranges of the chosen gaps with tighter ones."""
         still = self.still.gather(1, chosen)
         low = torch.maximum(part.low.gather(1, chosen), found.low)
         high = torch.minimum(part.high.gather(1, chosen), found.high)
@@ -76,10 +76,10 @@ class Leaders:
     def network(self, part: Range) -> tuple[Lines, Tensor]:
         """Lines on what a maximum adds to its leader, and how far apart they are (points, outputs)."""
         each, shape = self.without_still(lines(_RELU, part)), self.shape
-        # From below one gap at most may speak: the one that can be largest.
+        # The lower bound uses one gap only: the one that can be largest.
         best = part.high.reshape(shape).argmax(2, keepdim=True)
-        speaks = torch.zeros(shape, dtype=torch.float64).scatter_(2, best, 1.0).flatten(1)
-        one = Lines(each.low_slope * speaks, each.low * speaks, each.high_slope, each.high, each.gap)
+        used = torch.zeros(shape, dtype=torch.float64).scatter_(2, best, 1.0).flatten(1)
+        one = Lines(each.low_slope * used, each.low * used, each.high_slope, each.high, each.gap)
         competitors = (part.high > 0).reshape(shape).sum(2)
         top = part.high.reshape(shape).amax(2).clamp_min(0.0)
         bottom = part.low.reshape(shape).amax(2).clamp_min(0.0)
@@ -149,7 +149,7 @@ class Maxima:
         return _numbers(other & (self._own.high > 0) & ~self.two.still)
 
     def learn(self, chosen: Tensor, original: Range, pruned: Range | None, difference: Range) -> None:
-        """Take up tighter ranges of the chosen gaps."""
+        """Remember tighter ranges of the chosen gaps."""
         parts = (self._gaps.original, self._gaps.pruned, self._gaps.difference)
         for part, found in zip(parts, (original, pruned, difference)):
             if found is not None:
@@ -158,7 +158,7 @@ class Maxima:
         self._lines = None
 
     def learn_own(self, chosen: Tensor, pruned: Range) -> None:
-        """Take up tighter ranges of the pruned network's own gaps."""
+        """Remember tighter ranges of the pruned network's own gaps."""
         self.two.learn(self._own, chosen, pruned)
         self._lines = None
 

@@ -46,8 +46,8 @@ def bound_relaxation(
 ) -> Relaxed:
     """The relaxation of every point; exact, computed: ranges of exact values and of what the networks compute.
 
-    `tell` hears the tightened ranges of every point: other terms of a certificate gain from them too. Without `tune`
-    the slopes stay as they are first chosen, which is several times faster.
+    `tell` is called with the tightened ranges of every point, because other terms of a certificate gain from them too.
+    Without `tune` the slopes stay as they are first chosen, which is several times faster.
     """
     found = torch.full((region.points, math.prod(pair.output_shape)), float("inf"), dtype=torch.float64)
     rounding = torch.full_like(found, math.inf)

@@ -29,7 +29,7 @@ from prunus.operators import matrix_norm
 
 _MOST_LAYERS = 10
 _MOST_WORK = 4e11
-"""Most multiplications spent on products and decompositions before the method steps aside."""
+"""Most multiplications spent on products and decompositions; larger networks go without this method."""
 
 
 @dataclass(frozen=True, eq=False)

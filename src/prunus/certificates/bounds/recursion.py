@@ -81,7 +81,7 @@ class Size:
 
     @property
     def both(self) -> Tensor:
-        """The sum of both networks' largest output norms: an error bound above it says nothing."""
+        """The sum of both networks' largest output norms: an error bound above it is vacuous."""
         return self.size_original + self.size_pruned
 
 
@@ -109,7 +109,7 @@ def propagate(pair: Pair, region: Region, norms: Norms | None = None) -> list[Si
 
 @dataclass(frozen=True, eq=False)
 class _Raw:
-    """A step's result before it is compared with what the centre says."""
+    """A step's result before it is intersected with the bounds around the centre."""
 
     sizes: tuple[Tensor, Tensor]
     away: tuple[Tensor, Tensor]
@@ -118,7 +118,7 @@ class _Raw:
 
 
 def _capped(raw: _Raw, middle: tuple[Tensor, Tensor]) -> Size:
-    """Sizes and errors at most what the centre and the deviations from it allow."""
+    """Sizes and errors, lowered to what the centre and the deviations from it allow."""
     sizes = [torch.minimum(size, lengths(c) + away) for size, c, away in zip(raw.sizes, middle, raw.away)]
     cap = lengths(middle[1] - middle[0]) + raw.away[0] + raw.away[1]
     cap = torch.minimum(cap, sizes[0] + sizes[1])

@@ -37,10 +37,10 @@ _SLACK = 1e-11
 """Relative rounding of the backward sums, taken of the sum of the magnitudes of all their terms."""
 
 _CHUNK = 2**19
-"""Coefficients held for one value at once: 4 MB, which a processor keeps at hand."""
+"""Coefficients held for one value at once: 4 MB, which fits a processor's cache."""
 
 _COVER = 1 + 1e-6
-"""The rounding of float32 that rows count, a hair larger: it covers the rounding of the rows in float64 too."""
+"""The rounding of float32 that rows count, slightly enlarged to cover the rounding of the rows in float64 too."""
 
 
 @dataclass(frozen=True, eq=False)

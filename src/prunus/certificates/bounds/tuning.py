@@ -24,7 +24,7 @@ _RATE = 0.1
 
 @dataclass(eq=False)
 class _Knobs:
-    """What may be turned at one activation, (points, rows, *shape) each, and the limits of the slopes."""
+    """The free parameters of one activation, (points, rows, *shape) each, and the limits of the slopes."""
 
     one: Lines
     two: Lines

@@ -29,7 +29,7 @@ _ENTRIES = 2**27
 """Most entries of the columns of one value (1 GB)."""
 
 _BLOCK = 2**19
-"""Entries of the columns worked on at once: 4 MB, which a processor keeps at hand."""
+"""Entries of the columns worked on at once: 4 MB, which fits a processor's cache."""
 
 
 @dataclass(eq=False)

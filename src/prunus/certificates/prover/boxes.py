@@ -164,5 +164,5 @@ def _sensitivities(pair: Pair, boxes: Boxes) -> Tensor:
             for output in (one, two - one):
                 (back,) = torch.autograd.grad(output[:, column].sum(), centre, retain_graph=True)
                 total = total + back.flatten(1).abs()
-    # A dead region gives no direction: then the widest input.
+    # Where all gradients are zero no direction is best: then the widest input.
     return (total.detach() + 1e-12) * boxes.half.flatten(1)

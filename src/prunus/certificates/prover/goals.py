@@ -96,7 +96,7 @@ def check_labels(pair: Pair) -> None:
 class SameLabel:
     """Equal labels: the number is how far another output comes up to the label's own, in the worse network.
 
-    It must stay below zero, by a hair for a softmax at the end, which may round two outputs to one.
+    It must stay below zero, with a small margin for a softmax at the end, which may round two outputs to one.
     """
 
     pair: Pair

@@ -129,7 +129,7 @@ def _split(
 
 
 def _unknown(goal: Goal, count: int) -> list[Ranges]:
-    """Ranges that say nothing, for every value and start box; none where those of all boxes would fill the memory."""
+    """Infinite ranges for every value and start box; an empty list where those of all boxes would fill the memory."""
     shapes = [goal.pair.input_shape, *(step.shape for step in goal.pair.steps)]
     if sum(math.prod(shape) for shape in shapes) * max(count, 2048) > _KNOWN:
         return []

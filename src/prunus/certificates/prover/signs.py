@@ -1,6 +1,6 @@
 """Splitting over activations: one half has the argument of an activation at or above its kink, the other at or below.
 
-For many inputs halving a box does nothing, while the sign of one argument makes that activation exact. A half keeps the
+For many inputs halving a box is useless, while the sign of one argument makes that activation exact. A half keeps the
 whole box of inputs and carries the sign as a range of the value before the activation; all that follows is bounded
 under that condition. The ranges are about the numbers that the networks compute, and every such number is at or above
 zero or at or below it, so the two halves together miss nothing.

@@ -26,7 +26,7 @@ def leaky_relu(slope: float = 0.01) -> Elementwise:
 
 def _kinked(kind: str, slope: float, function: Callable[[Tensor], Tensor]) -> Elementwise:
     def derivative(x: Tensor) -> Tensor:
-        # At the kink itself the two ends look to their own sides, which `Elementwise.slopes` handles. Filled tensors,
+        # At the kink each end takes the slope of its own side, which `Elementwise.slopes` handles. Filled tensors,
         # because a choice between two plain numbers would come out in float32.
         low, one = torch.full_like(x, slope), torch.ones_like(x)
         return torch.where(x > 0, one, low)

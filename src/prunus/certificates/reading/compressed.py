@@ -1,4 +1,4 @@
-"""Compressed networks, read through the weights they really run with (`prunus.compress`, also bf16 and int8 values)."""
+"""Compressed networks, read with the weights they run with (`prunus.compress`, also bf16 and int8 values)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Rules of layer, group, instance and RMS norm, as the steps they are made of.
 
 `(x - mean) / sqrt(variance + eps)`: a mean, a sum, squares, an inverse root and a product. In exact arithmetic an entry
-of n is at most sqrt(n) after it, whatever the input; a clamp a hair above that says so.
+of n is at most sqrt(n) after it, whatever the input; a clamp slightly above that limit adds this bound.
 """
 
 from __future__ import annotations

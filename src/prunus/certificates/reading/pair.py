@@ -351,7 +351,7 @@ def _ordered(ops: list[_Op]) -> list[_Op]:
 
 
 def _pooled_first(ops: list[_Op]) -> list[_Op]:
-    """Max pooling right after a ReLU changes places with it, which is exact: bounds then bend fewer entries."""
+    """Max pooling right after a ReLU changes places with it, which is exact: fewer entries are then relaxed."""
     readers = [index for op in ops for index in op.inputs]
     result = list(ops)
     for place in range(len(ops) - 1):

@@ -174,7 +174,7 @@ class Elementwise:
             inside = (low < point) & (high > point)
             bottom = torch.where(inside, bottom.clamp_max(min(left, right)), bottom)
             top = torch.where(inside, top.clamp_min(max(left, right)), top)
-            # An end that touches the kink looks only to its own side.
+            # An end at the kink takes the slope of its own side only.
             top = torch.where((low == point) & (high > point), top.clamp_min(right), top)
             bottom = torch.where((low == point) & (high > point), bottom.clamp_max(right), bottom)
             top = torch.where((high == point) & (low < point), top.clamp_min(left), top)

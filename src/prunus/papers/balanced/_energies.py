@@ -2,7 +2,7 @@
 
 Energies are shares of the total: the sum of the removed squares divided by the sum of all squares, in expectation.
 `sparsity` is the fraction removed; laws have variance 1. The paper averages variances of *signed* order statistics,
-which is neither the energy of the removed weights nor of the right order; the printed forms are kept beside the truth.
+which is neither the energy of the removed weights nor of the right order; the printed forms are kept too.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Errors at the output of a pruned row, and the paper's variances beside the true ones (B-1a, B-7, B-8)."""
+"""Errors at the output of a pruned row, and the paper's variances beside the corrected ones (B-1a, B-7, B-8)."""
 
 from __future__ import annotations
 

@@ -62,8 +62,8 @@ def simulated_products() -> str:
     assert_mean("mean", samples, product["mean"])
     assert_mean("spread", np.square(samples - product["mean"]), product["variance"])
     printed = b.pruned_variance_printed(64, 128, 8, 12, sigma_x)
-    assert printed["balanced"] < 1e-2 * true, "print is orders of magnitude too small"
-    assert not printed["ordered"], "print has the order reversed"
+    assert printed["balanced"] < 1e-2 * true, "the published form is orders of magnitude too small"
+    assert not printed["ordered"], "the published form has the order reversed"
     return "moments of 100,000 simulated lost products, false alarm 1e-6 each"
 
 

@@ -28,7 +28,7 @@ _PERPLEXITY = {
     minutes=0.1,
 )
 def energy_by_bank(seed: int = 0) -> Iterator[dict[str, Any]]:
-    """Exact energies of normal weights, the same drawn at random, and the perplexity print reports."""
+    """Exact energies of normal weights, the same drawn at random, and the published perplexity."""
     generator = np.random.default_rng(seed)
     for bank, published in _PERPLEXITY.items():
         for sparsity, perplexity in published.items():
@@ -50,7 +50,7 @@ def energy_by_bank(seed: int = 0) -> Iterator[dict[str, Any]]:
             }
 
 
-# Microseconds of print: dense, unstructured, balanced; the matrices stand for one layer of these recurrent networks.
+# Published microseconds: dense, unstructured, balanced; the matrices stand for one layer of these recurrent networks.
 _TIMES = (
     ("PTB LSTM 1500", 0.8, 294.1, 370.9, 120.2, (6000, 3000)),
     ("TIMIT BiLSTM 1024", 0.875, 117.9, 190.5, 83.9, (4096, 2048)),

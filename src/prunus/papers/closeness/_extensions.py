@@ -18,7 +18,7 @@ from prunus.papers.closeness._thresholds import magnitude_order_moment
 
 _STEPS = 4000  # cells of the grid for the L1 norm of a filter: more make the bound tighter, not truer
 _LARGEST_KERNEL = 15
-_ROUNDING = 1e-12  # accuracy only
+_ROUNDING = 1e-12  # tolerance
 
 
 @claim("P-37a")

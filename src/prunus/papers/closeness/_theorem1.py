@@ -60,7 +60,7 @@ def theorem1_constants(
 def theorem1_probability(
     layers: int, d: int, exponent: float, spread: float, latala: float, concentration: float
 ) -> float:
-    """Success probability p_0 of Theorem 1 as its proof counts it; negative means it says nothing (P-15b)."""
+    """Success probability p_0 of Theorem 1 as its proof counts it; negative means vacuous (P-15b)."""
     layers, difference, eta = _failures(layers, d, exponent, spread, latala, concentration)
     return (1.0 - 2.0 * eta) * (1.0 - (layers - 2) * difference - (layers + 1) * (layers - 2) * eta)
 

@@ -98,7 +98,7 @@ def theorem2_probability(
 @claim("P-17d")
 @elementwise
 def norm_failure(norm_bound: float, second: float, fourth: float, latala: float) -> float:
-    """Failure of a norm bound by Lemma 4 and Markov, assumption (iv) from (iii); above 1 it says nothing (P-17d)."""
+    """Failure of a norm bound by Lemma 4 and Markov, assumption (iv) from (iii); above 1 it is vacuous (P-17d)."""
     return _moment_constant(second, fourth, latala, 1.0) / positive("norm_bound", norm_bound)
 
 

@@ -298,7 +298,7 @@ def _last_ratio(image: int, d: int, outputs: int) -> float:
 
 
 def _last_constant(value: float | None, constants: dict[str, float]) -> float:
-    """C_5, which print leaves open: C_3 unless given."""
+    """C_5, which the paper leaves open: C_3 unless given."""
     return constants["constant3"] if value is None else positive("last_constant", value)
 
 

@@ -345,7 +345,7 @@ def convolutions() -> str:
     last = norms(rng.normal(0, scale, (100, 10, p * p * d)))
     assert abs(last.mean() / c.last_layer_norm(p, d, 10) - 1) < 0.05, "the last layer's norm is off"
     assert last.mean() < c.last_layer_failure(p, d, 10, 1.0, 3.0, 1.0, 1.0), "the last layer's mean norm"
-    assert (last > c.last_layer_norm_printed(p, d, 10, image_exponent=0.1)).all(), "print should fail"
+    assert (last > c.last_layer_norm_printed(p, d, 10, image_exponent=0.1)).all(), "the paper's norm holds after all"
     assert_close("variance", c.variance_shortfall(p, q), (1 / (q * q * d)) / scale**2)
     return "norms of random convolutions and last layers: 2q/p and about one"
 
@@ -389,7 +389,7 @@ def kernels() -> str:
     for level in (0.2, 0.5, 0.8):
         z = (c.kernel_norm_quantile(5, level, 0.5) - law["mean"]) / law["deviation"]
         assert_close("quantile", 0.5 * math.erfc(-z / math.sqrt(2)), level, 1e-12)
-        assert abs((sample < c.kernel_norm_quantile(5, level, 0.5)).mean() - level) < 0.02, "far from the truth"
+        assert abs((sample < c.kernel_norm_quantile(5, level, 0.5)).mean() - level) < 0.02, "far from the exact value"
     kernel, p = rng.standard_normal((3, 3)), 5
     block = np.zeros((p * p, p * p))
     for i, j, u, v in itertools.product(range(p), range(p), range(3), range(3)):

@@ -212,7 +212,7 @@ def mask_bound() -> str:
     with_repeats = m.mask_event_bound(d, d, count)
     without = m.mask_event_bound(d, d, count, replacement=False)
     assert without <= with_repeats <= exact["both"], "the bound exceeds the exact probability"
-    assert m.mask_event_bound_printed(d, d, count) < without, "print should be weaker"
+    assert m.mask_event_bound_printed(d, d, count) < without, "the published bound should be weaker"
     return f"{trials} simulated rows match the exact law, which the bounds respect"
 
 

@@ -41,7 +41,7 @@ _TABLE_2 = {
     minutes=3.0,
 )
 def closeness_table_2(seed: int = 0, matrices: int = 0) -> Iterator[dict[str, Any]]:
-    """Entries uniform on +-1/sqrt(max side). The difference counts both sampling errors and the rounding of print."""
+    """Entries uniform on +-1/sqrt(max side). The difference counts both sampling errors and the paper's rounding."""
     generator = np.random.default_rng(seed)
     for (rows, columns), (mean, deviation, high, higher) in _TABLE_2.items():
         count = matrices or max(60, 40_000 // max(rows, columns))

@@ -12,7 +12,7 @@ from prunus.papers.reproducing import reproduction
 from prunus.study import pictures
 
 _SOURCE = "Qian and Klabjan, A Probabilistic Approach to Neural Network Pruning"
-# Mean and variance of the entries of each weight matrix after 20 epochs; one run, so no spread is in print.
+# Mean and variance of the entries of each weight matrix after 20 epochs; one run, so the paper gives no spread.
 _TABLE_1 = (
     (-0.0309, 0.0155),
     (-0.0215, 0.0035),
@@ -28,7 +28,7 @@ _TRAINED = ("resnet-cifar10", "resnet20-*.th")
 @reproduction(
     "closeness-table-1",
     "Weights of a 5 x 1024 network trained on Covertype, and the assumption check (reduced: 450 steps of 22,700)",
-    f"{_SOURCE}, table 1 and figure 1 (ledger P-24); 20 epochs over all rows in print",
+    f"{_SOURCE}, table 1 and figure 1 (ledger P-24); 20 epochs over all rows in the paper",
     minutes=4.0,
     needs=("covertype",),
 )
@@ -37,8 +37,8 @@ def closeness_table_1(
 ) -> Iterator[dict[str, Any]]:
     """The paper's network, optimizer and batch size, for 450 of its 22,700 steps.
 
-    The mean alone explains `mean_norm` of a matrix's norm and independent weights would have `bulk_norm`: print's own
-    moments give 22.0 against 3.8 for layer 2, so its table speaks against the assumption it is shown for.
+    The mean alone explains `mean_norm` of a matrix's norm and independent weights would have `bulk_norm`: the paper's
+    moments give 22.0 against 3.8 for layer 2, so its table contradicts the assumption it is shown for.
     """
     from prunus.models import make
     from prunus.training import FitConfig, accuracy, fit
@@ -88,7 +88,7 @@ def closeness_figure_2(folder: Path | None = None) -> Iterator[dict[str, Any]]:
 
 
 def _check(row: dict[str, Any]) -> dict[str, Any]:
-    """What the page says beside a histogram, as columns."""
+    """The check shown beside a histogram on a study's page, as columns."""
     return {
         "norm": row["norm"],
         "norm of its mean": row["mean_norm"],

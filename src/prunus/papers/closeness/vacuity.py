@@ -1,8 +1,8 @@
-"""What the closeness theorems allow in practice: vacuous is called vacuous (P-16, P-25).
+"""What the closeness theorems allow in practice, vacuous statements marked as such (P-16, P-25).
 
 For square layers of a given width, two weight laws and the usual calibrated constants (Tables 2 and 3 of Qian &
 Klabjan), every row says how many weights a theorem lets one prune for the asked error and failure probability, with
-which probability, and from which width on the theorem says anything at all.
+which probability, and from which width on the theorem is not vacuous.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The constructive proof as a program (I-16): build the pruned random network and measure how far it is off.
+"""The constructive proof as a program (I-16): build the pruned random network and measure its error.
 
 Every target layer F (outputs x inputs) is imitated by two random layers with uniform weights, F x ~ V relu(U x). Each
 input coordinate owns two blocks of `half` neurons, one per sign. A neuron of the block for coordinate j and sign z

@@ -1,6 +1,6 @@
 """Approximating a target network by pruning a wider random one, with re-sampling: Lemmas A.2 to A.6, Theorem A.1.
 
-Source: Chijiwa et al., "Pruning Randomly Initialized Neural Networks with Iterative Randomization", appendix. Print
+Source: Chijiwa et al., "Pruning Randomly Initialized Neural Networks with Iterative Randomization", appendix. It
 treats the R^2 pairs of one neuron as independent; they share their draws, so the printed widths and re-sampling
 counts are too small. The functions here use the exact law; `_printed` gives what the paper says (ledger I-7 to I-12).
 """

@@ -129,7 +129,7 @@ def products_on_a_grid() -> str:
         result = iterand.product_error(error)
         assert_close("worst product", worst, result["worst"], 1e-12)
         assert iterand.product_error_printed(error) < result["worst"] <= result["bound"]
-    return "a grid over u, v and w attains the stated worst error, beyond what print allows"
+    return "a grid over u, v and w attains the stated worst error, beyond what the paper allows"
 
 
 @check("I-9a", "I-9c", "I-9d", "I-9e", method="enumeration")
@@ -153,7 +153,7 @@ def widths_by_search() -> str:
             smallest = next(r for r, failure in enumerate(failures, 1) if failure <= delta)
             assert iterand.minimal_resamples(error, delta, half)["resamples"] == smallest
         assert iterand.simple_width(error, delta, 1)["saturation"] * error == 4
-    return "widths and re-sampling counts are the smallest found by search; print is too small with re-sampling"
+    return "widths and re-sampling counts are the smallest found by search; the published ones are too small"
 
 
 @check("I-9g", method="Monte Carlo")

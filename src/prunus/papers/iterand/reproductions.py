@@ -262,7 +262,7 @@ def conv6_cifar(
 ) -> list[dict[str, Any]]:
     """A tenth of the paper's training: the ordering is reported, not asserted.
 
-    The period is shortened with the epochs, so that a pruned weight is redrawn about twelve times, as in print.
+    The period is shortened with the epochs, so that a pruned weight is redrawn about twelve times, as in the paper.
     """
     train = first(load("cifar10", folder=folder), images)
     pair = train, first(load("cifar10", split="test", folder=folder), tests)

@@ -69,7 +69,7 @@ def ticket_table_7(
     minutes=3.0,
 )
 def ticket_table_8(seed: int = 0, seeds: int = 5, length: str = "100ep") -> list[dict[str, Any]]:
-    """Both methods at the widths of the table; print's edge-popup needs 1.3 times the width of IteRand."""
+    """Both methods at the widths of the table; in the paper edge-popup needs 1.3 times the width of IteRand."""
     from prunus.models import make
     from prunus.papers.runs import digits, score_of
     from prunus.training import FitConfig
@@ -103,7 +103,7 @@ def _share(length: str, parts: int) -> str:
     return f"{max(1, round(float(whole.amount) / parts))}{whole.unit}"
 
 
-# Network, width factor, sparsity, whether the last linear layer counts, millions of parameters in print.
+# Network, width factor, sparsity, whether the last linear layer counts, millions of parameters in the paper.
 _COUNTS = (
     ("4", "imagenet-resnet18", 1.0, 0.0, False, 11.16),
     ("4", "imagenet-resnet34", 1.0, 0.0, False, 21.26),

@@ -140,7 +140,7 @@ def _row(
 
 
 def predictions(k: float, d: int, epsilon_step: float, noise_variance: float) -> dict[str, float]:
-    """What theory says beforehand (N-11d, N-14).
+    """What theory predicts (N-11d, N-14).
 
     theta: worst-case calibration. gain: share of the top set beyond a random mask. best_k: share with the least error
     when each kept coordinate gets noise of `noise_variance` times the variance of a coordinate, if the top set were

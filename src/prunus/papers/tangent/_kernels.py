@@ -70,7 +70,7 @@ def relu_moments(variance_x: ArrayLike, variance_y: ArrayLike, covariance: Array
 def limiting_kernel(angle: ArrayLike, depth: int, norm_x: ArrayLike = 1.0, norm_y: ArrayLike = 1.0) -> dict[str, Any]:
     """K-2a: limiting tangent kernel, the sum over h of Sigma^(h-1) times the derivatives of layers h .. depth.
 
-    The product stops at the last hidden layer (print runs it one layer further). Bi-homogeneous in the norms; at
+    The product stops at the last hidden layer (in the paper it runs one layer further). Bi-homogeneous in the norms; at
     angle 0 it is (depth + 1) times the product of the norms. Vectorised over `angle` and the norms.
     """
     covariances, derivatives = _layers(angle, depth, norm_x, norm_y)

@@ -1,6 +1,6 @@
 """Tail bounds used in the proofs of the pruned kernel's limit, beside the exact probabilities (K-11 to K-16).
 
-Bounds on probabilities are not capped at 1, so that they can be compared with print.
+Bounds on probabilities are not capped at 1, so that they can be compared with the paper's.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def binomial_deviation_tail(probability: float, count: int, deviation: float) ->
 
 @claim("K-11c")
 def hoeffding_deviation_bound(probability: float, count: int, deviation: float) -> float:
-    """K-11c: Hoeffding's 2 exp(-2 p^2 eps^2 m) for the same event; implies print where p >= 1/2 and eps <= 1."""
+    """K-11c: Hoeffding's 2 exp(-2 p^2 eps^2 m) for the same event; implies the paper's where p >= 1/2 and eps <= 1."""
     p, m, eps = _binomial_arguments(probability, count, deviation)
     return 2 * math.exp(-2 * (p * eps) ** 2 * m)
 

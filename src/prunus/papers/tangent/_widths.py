@@ -1,4 +1,4 @@
-"""How wide a pruned network must be for its kernel to be near the limit, and what its spectrum says (K-10 to K-24a).
+"""How wide a pruned network must be for its kernel to be near the limit, and its spectrum (K-10 to K-24a).
 
 The width orders carry an unknown constant: they are orders of magnitude, never guarantees. For sizing a network use
 the fluctuation model of `kernel_variance` and `width_for_sigma`, refitted by two pilot runs.

@@ -244,8 +244,8 @@ def binomial_tails_by_counting() -> str:
                 assert tail <= tangent.chernoff_bound(p, m, eps), f"the repaired bound fails at {p}, {m}, {eps}"
                 assert tail <= tangent.hoeffding_deviation_bound(p, m, eps) * (1 + 1e-9), "Hoeffding's bound fails"
                 violated += tail > tangent.chernoff_bound_printed(p, m, eps)
-    assert violated > 5, "print holds after all"
-    return f"exact counting agrees to 1e-11; print is violated at {violated} of 75 points, the repaired bound at none"
+    assert violated > 5, "the published bound holds after all"
+    return f"exact counting agrees to 1e-11; the published bound fails at {violated} of 75 points, ours at none"
 
 
 @check("K-11d", "K-12", method="second formula")

@@ -133,7 +133,7 @@ def one_step_is_a_sum_of_products() -> str:
         found = tangent.backward_step(width, backward, gradient, 0.0, norm, dependent)
         assert found >= product + worst - 1e-12
         assert tangent.triangle_error(backward, gradient) <= tangent.triangle_error_printed(backward, gradient) + 1e-15
-    return "500 random parts: the step is never below the worst vectors; with backward below 1 it is below print"
+    return "500 random parts: the step is never below the worst vectors; below the published one where backward < 1"
 
 
 @check("K-26e", method="Monte Carlo")
@@ -219,7 +219,7 @@ def parts_along_the_activations() -> str:
 
 @check("K-26j", "K-26k", "K-26l", "K-26m", method="Monte Carlo")
 def kernels_of_drawn_networks() -> str:
-    """Kernels of one and two layers at widths where the bound says something: all 24 within it, by far."""
+    """Kernels of one and two layers at widths where the bound is not vacuous: all 24 are far below it."""
     worst = 0.0
     for depth, width, density in ((1, 4000, 1.0), (1, 4000, 0.5), (2, 1000, 1.0), (2, 1000, 0.5)):
         bound = tangent.kernel_error(depth, density, width, 0.05)
