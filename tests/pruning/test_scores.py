@@ -2,10 +2,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import prunus
 from prunus.contract import ScoreContext
+from prunus.errors import BadInput
 from prunus.layers import prunable_weights
 from prunus.pruning import scores
 from support.networks import network
@@ -164,3 +165,13 @@ def test_a_random_mask_knows_nothing_of_weights_drawn_with_the_same_seed(seed: i
     for name, mask in masks.items():
         kept = weights[name].detach()[mask]
         assert abs(float(kept.mean())) <= 5 * float(kept.std()) / kept.numel() ** 0.5, name
+
+
+@pytest.mark.parametrize("score", ["snip", "grasp", "synflow", "wanda", "own"])
+def test_a_score_that_needs_data_says_so_where_there_is_none(score: str) -> None:
+    def own(context: ScoreContext) -> dict[str, Tensor]:
+        return {name: weight.parameter for name, weight in context.weights.items()}
+
+    own.needs_data = True  # type: ignore[attr-defined]
+    with pytest.raises(BadInput, match=f"The score '{score}' needs data: pass data="):
+        prunus.find_masks(nn.Linear(8, 4), 0.5, score=own if score == "own" else score)

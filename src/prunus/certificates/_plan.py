@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from prunus.certificates._judges import OnData, PlanSettings, judge_of
 from prunus.certificates.domains import Domain
-from prunus.contract import Masks, Pattern, Score
+from prunus.contract import LayerRow, Masks, Pattern, Score
 from prunus.errors import BadInput, UnknownName
 from prunus.layers import prunable_weights
 from prunus.pruning import find_masks, patterns
@@ -49,28 +49,22 @@ class ScanRow:
 
 
 @dataclass(frozen=True)
-class PlannedLayer:
+class PlannedLayer(LayerRow):
     """One layer of a plan.
 
     Attributes:
-        name: The weight.
-        total: How many weights it has.
-        kept: How many stay.
-        alone: The bound it would give alone.
+        name: Name of the parameter.
+        shape: Its shape.
+        total: Number of weights in it.
+        kept: Number of weights the plan keeps.
+        alone: The bound if only this layer were pruned.
 
     Example:
-        >>> prunus.certificates.PlannedLayer("fc.weight", total=100, kept=25, alone=0.1).sparsity
+        >>> prunus.certificates.PlannedLayer("fc.weight", (10, 10), total=100, kept=25, alone=0.1).sparsity
         0.75
     """
 
-    name: str
-    total: int
-    kept: int
     alone: float
-
-    @property
-    def sparsity(self) -> float:
-        return 1 - self.kept / self.total
 
 
 @dataclass(frozen=True, eq=False)
@@ -277,7 +271,7 @@ class _Search:
         masks = self.masks(best)
         assert masks is not None
         alone = {name: self._curve_at(scan, name, level) for name, level in best.items()}
-        rows = tuple(PlannedLayer(row.name, row.total, row.kept, alone.get(row.name, 0.0)) for row in masks.layers)
+        rows = tuple(PlannedLayer(r.name, r.shape, r.total, r.kept, alone.get(r.name, 0.0)) for r in masks.layers)
         table = tuple(ScanRow(name, level, value) for name, points in scan.items() for level, value in points)
         share = self.removed(uniform) / max(1, sum(self.sizes.values()))
         return Plan(masks, self.bound(best), self.error, rows, tuple(sorted(set(self.curve))), table, share)

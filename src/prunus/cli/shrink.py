@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
+from prunus.cli._inputs import Metric
 from prunus.cli.options import Data, DataDir, Exclude, Json, Model, Seed, Weights
 
 
@@ -34,6 +35,7 @@ def shrink(
     weights: Weights = None,
     data: Data = None,
     data_dir: DataDir = None,
+    metric: Metric = None,
     output: Annotated[
         Path | None, Parameter(alias="-o", help="Where the smaller model goes (safetensors); masks go beside it.")
     ] = None,
@@ -43,8 +45,8 @@ def shrink(
     """Remove channels, heads and neurons: a smaller ordinary network.
 
     Prints a table by group: how many units it had and keeps, and its share of the damage. With data, what stays is
-    solved for on the training data, and the accuracy on the test data is given before and after. Times are of one
-    input, measured in turns. With `-o`, writes `NAME.safetensors` (read it with `prunus.structure.load`) and
+    solved for on the training data, and the accuracy (or another `--metric`) on the test data is given before and after.
+    Times are of one input, measured in turns. With `-o`, writes `NAME.safetensors` (read it with `prunus.structure.load`) and
     `NAME.masks.safetensors`, the same choice as zeros.
 
     Example: `prunus shrink fc:64-300-100-10 --data digits --fraction 0.3 --samples 256 -o small.safetensors`
@@ -73,7 +75,7 @@ def shrink(
         seed=seed,
     )
     small = removal.apply()
-    solved = _distilled(small, network, train, test, distil)
+    solved = _distilled(small, network, train, test, distil, metric)
     record = {
         "model": model,
         "measure": measure,
@@ -84,23 +86,26 @@ def shrink(
         "groups": [vars(row) for row in removal.rows],
         "fixed": [vars(each) for each in removal.fixed],
         **solved,
-        **_accuracies(network, small, test, quiet=json),
+        **_quality(network, small, test, metric, quiet=json),
         **_times(network, small, example),
         **_write(small, removal.masks, output),
     }
     _print(record, json)
 
 
-def _distilled(small: Any, network: Any, train: Any, test: Any, length: str | None) -> dict[str, Any]:
-    """With a length, train the smaller network to answer as the original; its accuracy before that, where known."""
+def _distilled(
+    small: Any, network: Any, train: Any, test: Any, length: str | None, metric: str | None
+) -> dict[str, Any]:
+    """With a length, train the smaller network to answer as the original; its quality before that, where known."""
     if length is None:
         return {}
+    from prunus.cli._inputs import quality
     from prunus.errors import BadInput
-    from prunus.training import accuracy, distil
+    from prunus.training import distil
 
     if train is None:
         raise BadInput("--distil needs --data: samples on which the smaller network learns from the original.")
-    before = {} if test is None else {"accuracy_before_distil": accuracy(small.eval(), test)}
+    before = quality(small.eval(), test, metric, "before_distil")
     distil(small, network, train, length)
     return {"distil": length, **before}
 
@@ -135,35 +140,31 @@ def _example(network: Any, train: Any, shape: str | None) -> Any:
     return example_input(network, shape=sizes)
 
 
-def _accuracies(network: Any, small: Any, test: Any, quiet: bool) -> dict[str, float]:
+def _quality(network: Any, small: Any, test: Any, metric: str | None, quiet: bool) -> dict[str, Any]:
+    """The metric of both networks, where there is something to measure."""
     if test is None:
         return {}
+    from prunus.cli._inputs import quality
     from prunus.cli.output import progress
-    from prunus.training import accuracy
 
-    with progress("measuring accuracy", 2, quiet) as advance:
-        before = accuracy(network, test)
+    with progress("measuring quality", 2, quiet) as advance:
+        before = quality(network, test, metric, "before")
         advance()
-        after = accuracy(small.eval(), test)
+        after = quality(small.eval(), test, metric, "after")
         advance()
-    return {"accuracy_before": before, "accuracy_after": after}
+    return before | after
 
 
-def _times(network: Any, small: Any, example: Any, rounds: int = 15) -> dict[str, float]:
+def _times(network: Any, small: Any, example: Any) -> dict[str, float]:
     """Median seconds of one call, the two models in turns."""
-    import statistics
-    import time
+    import torch
 
     from prunus.structure import run_once
+    from prunus.timing import clock_for, interleave, median
 
-    found: tuple[list[float], list[float]] = ([], [])
-    for turn in range(rounds + 2):
-        for at, one in enumerate((network, small)):
-            start = time.perf_counter()
-            run_once(one, example)
-            if turn >= 2:
-                found[at].append(time.perf_counter() - start)
-    return {"seconds_before": statistics.median(found[0]), "seconds_after": statistics.median(found[1])}
+    runs = {"before": lambda: run_once(network, example), "after": lambda: run_once(small, example)}
+    samples = interleave(runs, clock=clock_for(torch.get_num_threads()))
+    return {f"seconds_{name}": median(found) for name, found in samples.items()}
 
 
 def _write(small: Any, masks: Any, output: Path | None) -> dict[str, str]:
@@ -195,10 +196,18 @@ def _print(record: dict[str, Any], json: bool) -> None:
     out.print(
         f"one input: {record['seconds_before'] * 1e3:.2f} ms before, {record['seconds_after'] * 1e3:.2f} ms after"
     )
-    if "accuracy_before" in record:
-        how = f"after {record['distil']} of distillation" if "distil" in record else "after (no training)"
-        solved = record.get("accuracy_before_distil")
-        between = "" if solved is None else f"{solved:.2%} without training, "
-        out.print(f"accuracy: {record['accuracy_before']:.2%} before, {between}{record['accuracy_after']:.2%} {how}")
+    if f"{record.get('metric')}_after" in record:
+        out.print(_line(record))
     if "model_file" in record:
         out.print(f"wrote {record['model_file']} and {record['masks_file']}")
+
+
+def _line(record: dict[str, Any]) -> str:
+    """The metric before, without training where that follows, and after."""
+    name = record["metric"]
+    form = "{:.2%}" if name == "accuracy" else "{:.4g}"
+    told = [f"{form.format(record[f'{name}_before'])} before"]
+    if f"{name}_before_distil" in record:
+        told.append(f"{form.format(record[f'{name}_before_distil'])} without training")
+    how = f"after {record['distil']} of distillation" if "distil" in record else "after (no training)"
+    return f"{name}: {', '.join(told)}, {form.format(record[f'{name}_after'])} {how}"

@@ -11,12 +11,12 @@ import torch
 from torch import nn
 
 from prunus import adapters
-from prunus.contract import Masks
+from prunus.contract import LayerRow, Masks
 from prunus.layers import Weight, all_weights
 
 
 @dataclass(frozen=True)
-class LayerSummary:
+class LayerSummary(LayerRow):
     """One pruned layer. Energy is the sum of squared weights; multiply-adds are those of one sample.
 
     `signal_to_noise` is the predicted ratio of output signal to pruning error in decibels, -10 log10 of the removed
@@ -29,17 +29,9 @@ class LayerSummary:
         (1024, True)
     """
 
-    name: str
-    shape: tuple[int, ...]
-    total: int
-    kept: int
     energy_removed: float
     multiply_adds: int | None
     multiply_adds_kept: int | None
-
-    @property
-    def sparsity(self) -> float:
-        return 1 - self.kept / self.total if self.total else 0.0
 
     @property
     def signal_to_noise(self) -> float:

@@ -52,6 +52,11 @@ class ScoreRule:
     within_rows: bool = False
 
     def __call__(self, context: ScoreContext) -> Mapping[str, Tensor]:
+        if self.needs_data and context.data is None:
+            raise BadInput(
+                f"The score {self.name!r} needs data: pass data=, a data set, a list of batches or a tensor (--data on "
+                "the command line)."
+            )
         with _undisturbed(context.model, context.seed):
             return self.function(context)
 
@@ -183,7 +188,7 @@ def synflow(context: ScoreContext) -> dict[str, Tensor]:
         for tensor in (*model.parameters(), *model.buffers()):
             if tensor.is_floating_point():
                 tensor.abs_()
-    batch = next(_batches(context, "synflow"))
+    batch = next(_batches(context))
     args = tuple(_ones(value) for value in batch.args)
     ones = Batch(args, {name: _ones(value) for name, value in batch.kwargs.items()})
     with torch.enable_grad():
@@ -206,9 +211,7 @@ def _ones(value: Any) -> Any:
 # ------------------------------------------------------------------------------------------------------------ with data
 
 
-def _batches(context: ScoreContext, score: str) -> Iterator[Batch]:
-    if context.data is None:
-        raise BadInput(f"The score {score!r} needs data: pass data=, a data set, a list of batches or a tensor.")
+def _batches(context: ScoreContext) -> Iterator[Batch]:
     device = next((weight.parameter.device for weight in context.weights.values()), torch.device("cpu"))
     together = isinstance(context.data, (Tensor, np.ndarray, tuple, Mapping))  # tensors given whole are one batch
     size = sys.maxsize if together else 128
@@ -218,7 +221,7 @@ def _batches(context: ScoreContext, score: str) -> Iterator[Batch]:
 
 def _gradients(context: ScoreContext, score: str) -> list[Tensor | None]:
     """The weights' gradients on the first batch."""
-    batch = next(_batches(context, score))
+    batch = next(_batches(context))
     if batch.labels is None:
         raise BadInput(f"The score {score!r} needs labels: pass data that give (inputs, labels).")
     with torch.enable_grad():
@@ -252,7 +255,7 @@ def _tempered(context: ScoreContext, batch: Batch) -> Callable[[Tensor, Tensor],
 
 def _class_balanced(context: ScoreContext) -> Batch:
     """Ten samples of every class of a data set, in random order by the seed; else the first batch as it is given."""
-    found = _batches(context, "grasp")
+    found = _batches(context)
     first = next(found)
     if first.labels is None:
         raise BadInput("The score 'grasp' needs labels: pass data that give (inputs, labels).")
@@ -310,7 +313,7 @@ def wanda(context: ScoreContext) -> dict[str, Tensor]:
     handles = [module.register_forward_hook(_record_inputs(squares)) for module in modules.values()]
     try:
         with torch.no_grad():
-            for batch in _batches(context, "wanda"):
+            for batch in _batches(context):
                 call(context.model, batch)
     finally:
         for handle in handles:

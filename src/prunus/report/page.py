@@ -283,8 +283,9 @@ def _commands(results: Sequence[Result]) -> list[str]:
 
 
 def _command(results: Sequence[Result]) -> str:
+    from prunus.pruning.patterns import fixed_sparsity
     from prunus.settings.study import Settings
-    from prunus.study.grid import AXES, fixed_sparsity
+    from prunus.study.grid import AXES
 
     lines = []
     free = [result for result in results if fixed_sparsity(result.config["pattern"]) is None]

@@ -176,6 +176,7 @@ class Grid:
             >>> Grid(model=("fc:64-32-10",), pattern=("2:4",), sparsity=(0.5, 0.9)).left_out()
             ['2:4 has the sparsity 0.5 only: 0.9 is left out for it.']
         """
+        from prunus.pruning.patterns import fixed_sparsity
         from prunus.study import methods
 
         found = []
@@ -217,14 +218,9 @@ class Grid:
         return cls(**axes, settings=Settings(**fields))
 
 
-def fixed_sparsity(pattern: str) -> float | None:
-    """The one sparsity that a pattern N:M has; None for patterns that take any."""
-    from prunus.pruning import patterns
-
-    return patterns.fixed_sparsity(pattern)
-
-
 def _sparsities(pattern: str, asked: Iterable[float]) -> list[float]:
+    from prunus.pruning.patterns import fixed_sparsity
+
     fixed = fixed_sparsity(pattern)
     return [float(value) for value in asked] if fixed is None else [fixed]
 

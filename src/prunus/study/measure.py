@@ -357,7 +357,7 @@ def _kernel(cell: Cell, base: dict[str, Any], pruned: nn.Module, test: Any) -> d
     if dense:
         before = torch.tensor(dense["matrix"], dtype=torch.float64)
         cosine = float((before * matrix).sum() / (before.norm() * matrix.norm()).clamp_min(1e-300))
-        record |= {"kernel_condition_dense": dense["condition"], "kernel_distance": 1 - cosine}
+        record |= {"kernel_condition_dense": dense["condition"], "kernel_cosine": cosine}
     return record
 
 

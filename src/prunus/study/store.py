@@ -69,7 +69,7 @@ MEASURED = (
     "kernel_condition_dense",
     "kernel_condition",
     "kernel_effective_rank",
-    "kernel_distance",
+    "kernel_cosine",
 )
 COLUMNS = ("key", "status", *CONFIG, *MEASURED, "seconds", "error")
 
