@@ -38,6 +38,19 @@ def test_depth_and_distillation(
     assert record["parameters_after"] < record["parameters_before"]
 
 
+def test_any_metric_is_told_before_and_after(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    text = "def width(model, data):\n    return float(model.layers[0].out_features)\n"
+    (tmp_path / "own_metric.py").write_text(text, "utf8")
+    command = "shrink fc:64-48-10 --data digits --samples 64 --metric own_metric:width"
+    assert run([*command.split(), "--distil", "1it"]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "own_metric:width: 48 before, 24 without training, 24 after 1it of distillation" in printed
+
+
 @pytest.mark.parametrize(
     ("command", "text"),
     [

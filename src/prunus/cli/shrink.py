@@ -45,9 +45,9 @@ def shrink(
     """Remove channels, heads and neurons: a smaller ordinary network.
 
     Prints a table by group: how many units it had and keeps, and its share of the damage. With data, what stays is
-    solved for on the training data, and the accuracy (or another `--metric`) on the test data is given before and after.
-    Times are of one input, measured in turns. With `-o`, writes `NAME.safetensors` (read it with `prunus.structure.load`) and
-    `NAME.masks.safetensors`, the same choice as zeros.
+    solved for on the training data, and the accuracy (or another `--metric`) on the test data is given before and
+    after. Times are of one input, measured in turns. With `-o`, writes `NAME.safetensors` (read it with
+    `prunus.structure.load`) and `NAME.masks.safetensors`, the same choice as zeros.
 
     Example: `prunus shrink fc:64-300-100-10 --data digits --fraction 0.3 --samples 256 -o small.safetensors`
     """
