@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, Parameter
 
-from prunus.cli.options import DataDir, Json, Seed
+from prunus.cli.options import DataDir, Json, Seed, flags, flags_of
+from prunus.settings.private import METHODS, ComparisonOptions, SimulationOptions
 
 private = App(
     name="private",
@@ -19,7 +20,14 @@ Size = Annotated[int, Parameter(name="--d", help="Coordinates of the vector.")]
 Share = Annotated[float, Parameter(name="--k", help="Fraction of the coordinates that is kept.")]
 Theta = Annotated[float, Parameter(help="Concentration around the true top set; 0 is a random set.")]
 DataName = Annotated[str, Parameter(help="digits, mnist or fashion-mnist.")]
-ModelName = Annotated[str | None, Parameter(help="Zoo name; a small fully connected network otherwise.")]
+if TYPE_CHECKING:
+    Simulation = Any
+    Comparison = Any
+else:
+    _SIMULATED = ("clients", "rounds", "k", "theta", "noise_multiplier", "dropout", "processes", "model")
+    _COMPARED = ("epsilon", "delta", "epochs", "batch", "lr", "clip", "k", "seeds", "model")
+    Simulation = flags_of("Simulation", flags(SimulationOptions, names=_SIMULATED))
+    Comparison = flags_of("Comparison", flags(ComparisonOptions, names=_COMPARED))
 
 
 @private.command
@@ -67,14 +75,7 @@ def plan(
 def simulate(
     data: DataName = "digits",
     *,
-    clients: Annotated[int, Parameter(help="Clients that take part.")] = 10,
-    rounds: Annotated[int, Parameter(help="Rounds of training.")] = 20,
-    k: Share = 0.05,
-    theta: Theta = 2.64,
-    noise_multiplier: Annotated[float, Parameter(help="Central noise over the clip.")] = 0.5,
-    dropout: Annotated[float, Parameter(help="Share of clients that do not reply, up to 0.9.")] = 0.0,
-    processes: Annotated[int, Parameter(help="Processes the clients train in; 0 trains them here.")] = 0,
-    model: ModelName = None,
+    choices: Annotated[Simulation | None, Parameter(name="*")] = None,
     data_dir: DataDir = None,
     seed: Seed = 0,
     json: Json = False,
@@ -84,23 +85,11 @@ def simulate(
     Example: `prunus private simulate digits --clients 10 --rounds 20 --k 0.05`
     """
     from prunus.cli.output import progress
-    from prunus.papers.noisy_topk.simulation import SimulationOptions, methods
+    from prunus.papers.noisy_topk.simulation import methods
     from prunus.papers.noisy_topk.simulation import simulate as run
 
-    options = SimulationOptions(
-        data=data,
-        folder=str(data_dir) if data_dir else None,
-        model=model,
-        clients=clients,
-        rounds=rounds,
-        k=k,
-        theta=theta,
-        noise_multiplier=noise_multiplier,
-        dropout=dropout,
-        processes=processes,
-        seed=seed,
-    )
-    with progress("training", len(methods(options)) * rounds, json) as advance:
+    options = SimulationOptions(data, _folder(data_dir), seed=seed, **_given(choices))
+    with progress("training", len(methods(options)) * options.rounds, json) as advance:
         rows = run(options, advance)
     if _machine({"options": options, "rows": rows}, json):
         return
@@ -148,15 +137,7 @@ def audit(
 def train(
     data: DataName = "digits",
     *,
-    epsilon: Annotated[float, Parameter(help="Total epsilon of each run.")] = 3.0,
-    delta: Annotated[float, Parameter(help="Delta of that epsilon.")] = 1e-5,
-    epochs: Annotated[int, Parameter(help="Epochs of training.")] = 10,
-    batch: Annotated[int, Parameter(help="Mean size of a Poisson-sampled batch.")] = 128,
-    lr: Annotated[float, Parameter(help="Learning rate of SGD.")] = 1.0,
-    clip: Annotated[float, Parameter(help="Norm of a masked per-example gradient.")] = 1.0,
-    k: Share = 0.3,
-    seeds: Annotated[int, Parameter(help="Runs of each method.")] = 3,
-    model: ModelName = None,
+    choices: Annotated[Comparison | None, Parameter(name="*")] = None,
     data_dir: DataDir = None,
     seed: Seed = 0,
     json: Json = False,
@@ -166,26 +147,13 @@ def train(
     Example: `prunus private train digits --epsilon 3 --seeds 3`
     """
     from prunus.cli.output import progress
-    from prunus.papers.noisy_topk.comparison import METHODS, ComparisonOptions, compare, predictions
+    from prunus.papers.noisy_topk.comparison import compare, predictions
 
-    options = ComparisonOptions(
-        data=data,
-        folder=str(data_dir) if data_dir else None,
-        model=model,
-        epsilon=epsilon,
-        delta=delta,
-        epochs=epochs,
-        batch=batch,
-        lr=lr,
-        clip=clip,
-        k=k,
-        seeds=seeds,
-        seed=seed,
-    )
-    with progress("training", len(METHODS) * seeds, json) as advance:
+    options = ComparisonOptions(data, _folder(data_dir), seed=seed, **_given(choices))
+    with progress("training", len(METHODS) * options.seeds, json) as advance:
         rows = compare(options, advance)
     noisy = next(entry for entry in rows if entry["method"] == "noisy-top-k")
-    theory = predictions(k, noisy["d"], noisy["index epsilon per step"], noise_variance=1.0)
+    theory = predictions(options.k, noisy["d"], noisy["index epsilon per step"], noise_variance=1.0)
     if _machine({"options": options, "rows": rows, "theory": theory}, json):
         return
     _table([{key: value for key, value in entry.items() if key != "d"} for entry in rows])
@@ -194,6 +162,14 @@ def train(
         "more of the top set than a random mask: noisy top-k is a random mask here.",
         f"theory (N-11): if noise and coordinates had equal variance, keeping {theory['best_k']:.1%} would be best.",
     )
+
+
+def _folder(data_dir: Path | None) -> str | None:
+    return str(data_dir) if data_dir else None
+
+
+def _given(choices: Any) -> dict[str, Any]:
+    return {} if choices is None else {name: value for name, value in vars(choices).items() if value is not None}
 
 
 def _machine(record: Any, json: bool) -> bool:

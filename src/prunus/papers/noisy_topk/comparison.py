@@ -7,51 +7,21 @@ import math
 import statistics
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from prunus.errors import BadInput, UnknownName
 from prunus.papers import noisy_topk as theory
-from prunus.papers.noisy_topk.simulation import MODELS, accuracy
+from prunus.papers.noisy_topk.simulation import accuracy
 from prunus.private.accounting import BudgetSpent, noise_for_budget
 from prunus.private.dpsgd import PrivateOptions, make_private
 from prunus.private.mechanism import NoisyTopK, Rounded, TwoLevelTopK
+from prunus.settings.private import ComparisonOptions
 
-METHODS = ("dense", "random", "noisy-top-k", "two-level")
 # Share of the privacy that goes to the indices in a public implementation of noisy top-k.
 INDEX_SHARE = 0.01
-
-
-@dataclass(frozen=True)
-class ComparisonOptions:
-    """Training at a total (epsilon, delta): `seeds` runs of each method; k is the kept share of the sparse ones."""
-
-    data: str = "digits"
-    folder: str | None = None
-    model: str | None = None
-    epsilon: float = 3.0
-    delta: float = 1e-5
-    epochs: int = 10
-    batch: int = 256
-    lr: float = 0.5
-    clip: float = 1.0
-    k: float = 0.3
-    seeds: int = 3
-    methods: tuple[str, ...] = METHODS
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        for name in self.methods:
-            if name not in METHODS:
-                raise UnknownName("method", name, METHODS)
-        if self.epochs < 1 or self.batch < 1 or self.seeds < 1 or not 0.0 < self.k < 1.0:
-            raise BadInput("A comparison needs at least one epoch, example and seed, and k between 0 and 1.")
-        if self.model is None and self.data not in MODELS:
-            raise BadInput(f"Name a model for {self.data!r}, as in --model fc:64-100-10.")
 
 
 def compare(options: ComparisonOptions, advance: Callable[..., None] | None = None) -> list[dict[str, Any]]:
@@ -85,7 +55,7 @@ def _train(
     from prunus.models import make
 
     torch.manual_seed(seed)
-    model = make(options.model or MODELS[options.data])
+    model = make(options.model_name)
     d = sum(p.numel() for p in model.parameters())
     loader = DataLoader(TensorDataset(*train.tensors), batch_size=options.batch)
     optimizer = torch.optim.SGD(model.parameters(), lr=options.lr)

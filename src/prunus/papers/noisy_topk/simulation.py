@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -20,48 +20,10 @@ from prunus.errors import BadInput
 from prunus.private.ledger import Ledger
 from prunus.private.mechanism import NoisyTopK
 from prunus.private.rounds import RoundEngine, RoundPlan
+from prunus.settings.private import SimulationOptions
 
-MODELS = {"digits": "fc:64-100-10", "mnist": "fc:784-100-10", "fashion-mnist": "fc:784-100-10"}
 # So concentrated that a swap never happens: plain top-k through the same code.
 _PLAIN = 300.0
-
-
-@dataclass(frozen=True)
-class SimulationOptions:
-    """A federated run. processes: clients train in so many processes of their own; 0 trains them here.
-
-    k, theta: the index mechanism. clip: norm of an update. noise_multiplier: central noise; dropout: share of clients
-    that do not reply. delta: of the epsilon that is reported.
-    """
-
-    data: str = "digits"
-    folder: str | None = None
-    model: str | None = None
-    clients: int = 10
-    rounds: int = 20
-    k: float = 0.05
-    theta: float = 2.64
-    clip: float = 1.0
-    noise_multiplier: float = 0.5
-    dropout: float = 0.0
-    lr: float = 0.1
-    steps: int = 10
-    batch: int = 32
-    delta: float = 1e-5
-    processes: int = 0
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if self.clients < 1 or self.rounds < 1 or self.steps < 1 or self.batch < 1:
-            raise BadInput("A simulation needs at least one client, round, step and example in a batch.")
-        if not 0.0 <= self.dropout <= 0.9:
-            raise BadInput(f"dropout must lie in [0, 0.9], got {self.dropout}.")
-
-    @property
-    def model_name(self) -> str:
-        if self.model is None and self.data not in MODELS:
-            raise BadInput(f"Name a model for {self.data!r}, as in --model fc:64-100-10.")
-        return self.model or MODELS[self.data]
 
 
 class LocalClient:

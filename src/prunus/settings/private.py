@@ -1,0 +1,117 @@
+"""Options of the experiments with private sparsification: the flags of `prunus private simulate` and `train`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from prunus.errors import BadInput, UnknownName
+
+METHODS = ("dense", "random", "noisy-top-k", "two-level")
+MODELS = {"digits": "fc:64-100-10", "mnist": "fc:784-100-10", "fashion-mnist": "fc:784-100-10"}
+"""The network of each data set, where none is named."""
+
+
+@dataclass(frozen=True)
+class SimulationOptions:
+    """A federated run on one machine.
+
+    Attributes:
+        data: digits, mnist or fashion-mnist.
+        folder: Folder of the public data sets.
+        model: Zoo name; a small fully connected network otherwise.
+        clients: Clients that take part.
+        rounds: Rounds of training.
+        k: Fraction of the coordinates that is kept.
+        theta: Concentration around the true top set; 0 is a random set.
+        clip: Largest 2-norm of an update.
+        noise_multiplier: Central noise over the clip.
+        dropout: Share of clients that do not reply, up to 0.9.
+        lr: Learning rate of the clients.
+        steps: Steps of a client in each round.
+        batch: Examples in a step.
+        delta: Delta of the epsilon that is reported.
+        processes: Processes the clients train in; 0 trains them here.
+        seed: Seed of every random choice.
+    """
+
+    data: str = "digits"
+    folder: str | None = None
+    model: str | None = None
+    clients: int = 10
+    rounds: int = 20
+    k: float = 0.05
+    theta: float = 2.64
+    clip: float = 1.0
+    noise_multiplier: float = 0.5
+    dropout: float = 0.0
+    lr: float = 0.1
+    steps: int = 10
+    batch: int = 32
+    delta: float = 1e-5
+    processes: int = 0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.clients < 1 or self.rounds < 1 or self.steps < 1 or self.batch < 1:
+            raise BadInput("A simulation needs at least one client, round, step and example in a batch.")
+        if not 0.0 <= self.dropout <= 0.9:
+            raise BadInput(f"dropout must lie in [0, 0.9], got {self.dropout}.")
+
+    @property
+    def model_name(self) -> str:
+        """The network that is named, or that of the data set."""
+        return _model_of(self.data, self.model)
+
+
+@dataclass(frozen=True)
+class ComparisonOptions:
+    """DP-SGD at a total (epsilon, delta), by several methods.
+
+    Attributes:
+        data: digits, mnist or fashion-mnist.
+        folder: Folder of the public data sets.
+        model: Zoo name; a small fully connected network otherwise.
+        epsilon: Total epsilon of each run.
+        delta: Delta of that epsilon.
+        epochs: Epochs of training.
+        batch: Mean size of a Poisson-sampled batch.
+        lr: Learning rate of SGD.
+        clip: Largest 2-norm of a masked per-example gradient.
+        k: Fraction of the coordinates that the sparse methods keep.
+        seeds: Runs of each method.
+        methods: Which methods: dense, random, noisy-top-k, two-level.
+        seed: Seed of every random choice.
+    """
+
+    data: str = "digits"
+    folder: str | None = None
+    model: str | None = None
+    epsilon: float = 3.0
+    delta: float = 1e-5
+    epochs: int = 10
+    batch: int = 128
+    lr: float = 1.0
+    clip: float = 1.0
+    k: float = 0.3
+    seeds: int = 3
+    methods: tuple[str, ...] = METHODS
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in self.methods:
+            if name not in METHODS:
+                raise UnknownName("method", name, METHODS)
+        if self.epochs < 1 or self.batch < 1 or self.seeds < 1 or not 0.0 < self.k < 1.0:
+            raise BadInput("A comparison needs at least one epoch, example and seed, and k between 0 and 1.")
+        _model_of(self.data, self.model)
+
+    @property
+    def model_name(self) -> str:
+        """The network that is named, or that of the data set."""
+        return _model_of(self.data, self.model)
+
+
+def _model_of(data: str, model: str | None) -> str:
+    if model is None and data not in MODELS:
+        raise BadInput(f"Name a model for {data!r}, as in --model fc:64-100-10.")
+    return model or MODELS[data]
