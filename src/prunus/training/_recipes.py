@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -19,7 +20,6 @@ from torch import nn
 
 from prunus.contract import Masks
 from prunus.errors import BadFile, BadInput, UnknownName
-from prunus.recovery import ReconstructOptions, reconstruct
 from prunus.settings.training import FitConfig
 from prunus.training.distillation import DistilOptions, distil
 from prunus.training.loop import fit
@@ -32,11 +32,17 @@ def _names(kind: Any) -> set[str]:
     return {entry.name for entry in dataclasses.fields(kind)} - _OWN
 
 
-_STEPS = {
-    "reconstruct": {"sparsity", "pattern", "allocation", "exclude", "samples", "misfits"} | _names(ReconstructOptions),
-    "distil": {"length"} | _names(DistilOptions) | _names(FitConfig),
-    "fit": {"length"} | _names(FitConfig),
-}
+@functools.cache
+def _steps() -> dict[str, set[str]]:
+    """The settings that each step takes. Recovery is imported here, not by everyone who trains."""
+    from prunus.recovery import ReconstructOptions
+
+    arguments = {"sparsity", "pattern", "allocation", "exclude", "samples", "misfits"}
+    return {
+        "reconstruct": arguments | _names(ReconstructOptions),
+        "distil": {"length"} | _names(DistilOptions) | _names(FitConfig),
+        "fit": {"length"} | _names(FitConfig),
+    }
 
 
 @dataclass(frozen=True)
@@ -103,6 +109,8 @@ class Recipe:
             >>> recipe.run(model, data).sparsity
             0.5
         """
+        from prunus.recovery import ReconstructOptions, reconstruct
+
         dense = copy.deepcopy(model).eval() if self.distil or self.fit else None
         place = None if folder is None else Path(folder)
         step = dict(self.reconstruct)
@@ -178,10 +186,10 @@ def recipe(name: str | Path) -> Recipe:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise BadFile(f"{path} is no recipe: {error}.") from None
     for key, value in content.items():
-        if key in _STEPS and isinstance(value, dict):
+        if key in _steps() and isinstance(value, dict):
             _check_names(path.name, key, value)
         elif key not in ("about", "source") or not isinstance(value, str):
-            raise UnknownName(f"part of the recipe {path.name}", key, ("about", "source", *_STEPS))
+            raise UnknownName(f"part of the recipe {path.name}", key, ("about", "source", *_steps()))
     if "reconstruct" not in content:
         raise BadInput(f"{path.name} has no [reconstruct]: a recipe begins with it.")
     own = path.stem if path.parent == _FOLDER else str(name)
@@ -189,6 +197,6 @@ def recipe(name: str | Path) -> Recipe:
 
 
 def _check_names(name: str, step: str, settings: Mapping[str, Any]) -> None:
-    wrong = next((key for key in settings if key not in _STEPS[step]), None)
+    wrong = next((key for key in settings if key not in _steps()[step]), None)
     if wrong is not None:
-        raise UnknownName(f"setting of [{step}] in {name}", wrong, sorted(_STEPS[step]))
+        raise UnknownName(f"setting of [{step}] in {name}", wrong, sorted(_steps()[step]))

@@ -17,7 +17,6 @@ from prunus.adapters import Batch, as_batch, batches, call, main_output
 from prunus.contract import Duration, Masks
 from prunus.errors import BadInput
 from prunus.layers import prunable_weights
-from prunus.recovery import blocks
 from prunus.settings.training import FitConfig
 from prunus.training.batches import Prepared, reader
 from prunus.training.history import History
@@ -143,6 +142,8 @@ def _ready(data: Any, size: int) -> Any:
 
 
 def _layers(student: nn.Module, data: Any, options: DistilOptions) -> tuple[str, ...]:
+    from prunus.recovery import blocks
+
     if not options.hidden:
         return ()
     if options.layers is not None:
