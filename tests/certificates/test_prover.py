@@ -6,30 +6,22 @@ import json
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from benchmarks.equivalent import network as read_network
 from torch import nn
 
 import prunus
 from prunus.errors import BadFile, BadInput
 from support import only_when_proving
 
-np = pytest.importorskip("numpy")
 ACAS = Path(os.environ.get("PRUNUS_DATA", "nowhere")) / "acasxu"
 needs_acas = pytest.mark.skipif(not ACAS.is_dir(), reason="the ACAS Xu networks are not in PRUNUS_DATA")
 
 
 def network(file: str, name: str) -> nn.Sequential:
-    arrays = np.load(ACAS / file)
-    layers: list[nn.Module] = []
-    number = 0
-    while f"{name}/W{number}" in arrays:
-        weight, bias = (torch.tensor(arrays[f"{name}/{kind}{number}"]).float() for kind in "Wb")
-        layer = nn.Linear(weight.shape[1], weight.shape[0])
-        layer.weight, layer.bias = nn.Parameter(weight), nn.Parameter(bias)
-        layers += [layer, nn.ReLU()]
-        number += 1
-    return nn.Sequential(*layers[:-1]).eval()
+    return read_network(np.load(ACAS / file), name)
 
 
 def acas_box(number: int) -> prunus.Box:

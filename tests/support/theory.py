@@ -36,6 +36,22 @@ def verify(claim: Claim, case: Case) -> None:
         assert agree(result[name], expected, case.tolerance, case.absolute), message
 
 
+def assert_published_differs(identifier: str, arguments: Mapping[str, Any]) -> None:
+    """Every number of the published formula is off by more than a thousandth from the corrected one."""
+    claim = claims[identifier]
+    published, corrected = claim.printed(**arguments), claim(**arguments)
+    assert published
+    for name in published:
+        assert not agree(published[name], corrected[name], 1e-3), name
+
+
+def assert_published_forms_are_recorded(paper: str) -> None:
+    """A claim has a published form where its record describes one, and nowhere else."""
+    for claim in claims.values():
+        if claim.paper == paper:
+            assert (claim.printed_function is not None) == bool(claim.printed_returns), claim.id
+
+
 def agree(value: Any, expected: Any, tolerance: float = 1e-9, absolute: float = 0.0) -> bool:
     """Relative agreement, or within `absolute`; integers and booleans exact, lists elementwise."""
     if isinstance(expected, Mapping):

@@ -71,7 +71,7 @@ def flags(
     for field in dataclasses.fields(owner):
         if names and field.name not in names:
             continue
-        text, default = field.metadata.get("help", texts[field.name]), field.default
+        text, default = field.metadata.get("help") or texts[field.name], field.default
         if base is not None and getattr(base, field.name) != getattr(owner(), field.name):
             default = getattr(base, field.name)
             text = re.sub(r"; [^;]* unless given", "", text)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from prunus.errors import BadInput, UnknownName
 
@@ -12,13 +12,27 @@ MODELS = {"digits": "fc:64-100-10", "mnist": "fc:784-100-10", "fashion-mnist": "
 
 
 @dataclass(frozen=True)
-class SimulationOptions:
+class _Experiment:
+    """What all experiments share: digits, mnist or fashion-mnist, their folder, a network, and the seed."""
+
+    data: str = "digits"
+    folder: str | None = None
+    model: str | None = field(default=None, metadata={"help": "Zoo name; a small fully connected network otherwise."})
+    seed: int = 0
+
+    @property
+    def model_name(self) -> str:
+        """The network that is named, or that of the data set."""
+        if self.model is None and self.data not in MODELS:
+            raise BadInput(f"Name a model for {self.data!r}, as in --model fc:64-100-10.")
+        return self.model or MODELS[self.data]
+
+
+@dataclass(frozen=True)
+class SimulationOptions(_Experiment):
     """A federated run on one machine.
 
     Attributes:
-        data: digits, mnist or fashion-mnist.
-        folder: Folder of the public data sets.
-        model: Zoo name; a small fully connected network otherwise.
         clients: Clients that take part.
         rounds: Rounds of training.
         k: Fraction of the coordinates that is kept.
@@ -31,12 +45,8 @@ class SimulationOptions:
         batch: Examples in a step.
         delta: Delta of the epsilon that is reported.
         processes: Processes the clients train in; 0 trains them here.
-        seed: Seed of every random choice.
     """
 
-    data: str = "digits"
-    folder: str | None = None
-    model: str | None = None
     clients: int = 10
     rounds: int = 20
     k: float = 0.05
@@ -49,7 +59,6 @@ class SimulationOptions:
     batch: int = 32
     delta: float = 1e-5
     processes: int = 0
-    seed: int = 0
 
     def __post_init__(self) -> None:
         if self.clients < 1 or self.rounds < 1 or self.steps < 1 or self.batch < 1:
@@ -57,20 +66,12 @@ class SimulationOptions:
         if not 0.0 <= self.dropout <= 0.9:
             raise BadInput(f"dropout must lie in [0, 0.9], got {self.dropout}.")
 
-    @property
-    def model_name(self) -> str:
-        """The network that is named, or that of the data set."""
-        return _model_of(self.data, self.model)
-
 
 @dataclass(frozen=True)
-class ComparisonOptions:
+class ComparisonOptions(_Experiment):
     """DP-SGD at a total (epsilon, delta), by several methods.
 
     Attributes:
-        data: digits, mnist or fashion-mnist.
-        folder: Folder of the public data sets.
-        model: Zoo name; a small fully connected network otherwise.
         epsilon: Total epsilon of each run.
         delta: Delta of that epsilon.
         epochs: Epochs of training.
@@ -80,12 +81,8 @@ class ComparisonOptions:
         k: Fraction of the coordinates that the sparse methods keep.
         seeds: Runs of each method.
         methods: Which methods: dense, random, noisy-top-k, two-level.
-        seed: Seed of every random choice.
     """
 
-    data: str = "digits"
-    folder: str | None = None
-    model: str | None = None
     epsilon: float = 3.0
     delta: float = 1e-5
     epochs: int = 10
@@ -95,7 +92,6 @@ class ComparisonOptions:
     k: float = 0.3
     seeds: int = 3
     methods: tuple[str, ...] = METHODS
-    seed: int = 0
 
     def __post_init__(self) -> None:
         for name in self.methods:
@@ -103,15 +99,4 @@ class ComparisonOptions:
                 raise UnknownName("method", name, METHODS)
         if self.epochs < 1 or self.batch < 1 or self.seeds < 1 or not 0.0 < self.k < 1.0:
             raise BadInput("A comparison needs at least one epoch, example and seed, and k between 0 and 1.")
-        _model_of(self.data, self.model)
-
-    @property
-    def model_name(self) -> str:
-        """The network that is named, or that of the data set."""
-        return _model_of(self.data, self.model)
-
-
-def _model_of(data: str, model: str | None) -> str:
-    if model is None and data not in MODELS:
-        raise BadInput(f"Name a model for {data!r}, as in --model fc:64-100-10.")
-    return model or MODELS[data]
+        _ = self.model_name  # refuses data without a network

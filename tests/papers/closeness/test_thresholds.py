@@ -42,7 +42,7 @@ def test_domain_sentences(call: Any, words: str) -> None:
         call()
 
 
-def test_printed_forms_differ_from_the_truth() -> None:
+def test_published_forms_differ_from_the_corrected_ones() -> None:
     exact, printed = o.pruned_entry_moments(100, 10), o.pruned_entry_moments_printed(100, 10)
     assert printed["second"] > 20 * exact["second"]
     assert printed["fourth"] > 20 * exact["fourth"]

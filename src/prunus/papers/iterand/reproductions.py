@@ -227,17 +227,9 @@ def imdb_lstm(
     "ticket-imdb-bilstm", "IMDB with a bidirectional LSTM, shortened (table 10)", SOURCE,
     minutes=25.0, needs=("imdb",),
 )  # fmt: skip
-def imdb_bilstm(
-    seed: int = 0,
-    folder: Path | None = None,
-    reviews: int = 12_000,
-    tests: int = 5000,
-    words: int = 100,
-    epochs: int = 8,
-    width: float = 0.5,
-) -> list[dict[str, Any]]:
-    """As `imdb_lstm`, with the bidirectional network."""
-    rows: list[dict[str, Any]] = imdb_lstm(seed, folder, reviews, tests, words, epochs, width, network="bilstm")
+def imdb_bilstm(seed: int = 0, folder: Path | None = None, **sizes: Any) -> list[dict[str, Any]]:
+    """As `imdb_lstm`, with the bidirectional network; `sizes` are its other arguments."""
+    rows: list[dict[str, Any]] = imdb_lstm(seed, folder, network="bilstm", **sizes)
     return rows
 
 
