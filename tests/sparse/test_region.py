@@ -261,3 +261,49 @@ def test_moved_weights_are_seen() -> None:
         wanted = fast(x)
         fast.share_memory()
         assert torch.equal(fast(x), wanted)
+
+
+def _change(name: str, conv: SparseConv2d, fast: nn.Module) -> None:
+    if name == "bias moved":
+        assert conv.bias is not None
+        conv.bias.data = conv.bias.data.clone()
+    elif name == "weights moved":
+        conv.values.data = conv.values.data.clone()
+    elif name == "buffer replaced":
+        conv.index = conv.index.clone()
+    elif name == "activation":
+        conv.relu = not conv.relu
+    elif name == "hook":
+        conv.register_forward_hook(lambda _, __, out: out * 2)
+    elif name == "span":
+        assert isinstance(conv.span, Tensor)
+        conv.span.mul_(0.5)
+    else:
+        fast.set_submodule("layer2.1.conv1", copy.deepcopy(conv))
+
+
+CHANGES = ("bias moved", "weights moved", "buffer replaced", "activation", "hook", "layer replaced", "span")
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_the_quick_way_sees_every_change(name: str) -> None:
+    """Once a region has run, a call first asks whether anything has changed: whatever has, the layers decide again."""
+    torch.manual_seed(0)
+    model = prunus.models.make("resnet20").eval()
+    prunus.prune(model, 0.9, pattern="balanced:16", exclude=("linear",))
+    x = torch.randn(1, 3, 32, 32)
+    kinds = {"activations": torch.int8, "calibration": x} if name == "span" else {}
+    fast = compress(model, example=x, select="always", fuse=True, **kinds)
+    (region,) = regions(fast)
+    with torch.no_grad():
+        before = region(x)
+        watch = region._last.watch  # type: ignore[union-attr]
+        assert watch.same()
+        assert torch.equal(region(x), before)
+        conv = fast.get_submodule("layer2.1.conv1")
+        assert isinstance(conv, SparseConv2d)
+        _change(name, conv, fast)
+        assert not watch.same()
+        after = region(x)
+        assert torch.equal(after, region.one_by_one(region.convs(), (x,)))
+        assert torch.equal(after, before) == (name not in ("activation", "hook", "span"))

@@ -152,6 +152,32 @@ nb::object make(const prunus::exchange::Tensor &like, int64_t *shape, const F &w
     return nb::steal(static_cast<PyObject *>(object));
 }
 
+// A run of steps on images of one size, whose only result is an image: the result for plain tensors, of which the second
+// may be none; None where the caller must look closer.
+struct SingleRun {
+    int64_t in[3] = {}, also[3] = {}, out[3] = {};  // channels, height, width; without channels there is none
+
+    template <typename F>
+    nb::object operator()(nb::handle x, nb::handle other, const F &run) const {
+        prunus::exchange::Tensor first, second;
+        const bool two = also[0] > 0;
+        if (out[0] == 0 || other.is_none() == two) return nb::none();
+        if (!view(x, first) || first.ndim != 4 || !std::equal(in, in + 3, first.shape + 1)) return nb::none();
+        std::vector<float *> tensors = {first.floats()};
+        if (two) {
+            if (!view(other, second) || second.ndim != 4 || second.shape[0] != first.shape[0] ||
+                !std::equal(also, also + 3, second.shape + 1))
+                return nb::none();
+            tensors.push_back(second.floats());
+        }
+        int64_t shape[4] = {first.shape[0], out[0], out[1], out[2]};
+        return make(first, shape, [&](float *result) {
+            tensors.push_back(result);
+            run(shape[0], tensors);
+        });
+    }
+};
+
 struct Layer {
     Packed p;
     const float *scale;  // by row, for int8 values; null otherwise

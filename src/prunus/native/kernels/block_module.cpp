@@ -1,4 +1,5 @@
 // Bindings of what runs as a whole: a transformer's block, a recurrent layer.
+#include <cstring>
 #include <vector>
 
 #include "binding.h"
@@ -191,15 +192,24 @@ nb::object embed_on(nb::handle ids, nb::handle kinds, const std::vector<nb::obje
     });
 }
 
-// What a native run was made of: entries of dictionaries (tensors with their addresses), and dictionaries of hooks, which
-// must be empty. Asking costs some forty nanoseconds for each.
+// What a native run was made of: the instruction set, entries of dictionaries (tensors with their addresses, and where
+// they are two floats, as spans are, with these), and dictionaries of hooks, which must be empty. Asking costs some forty
+// nanoseconds for each.
 struct Watch {
     struct One {
         nb::object holder, name, value;
         const void *address;
+        bool span;
+        float ends[2];
     };
+    const Level *made_for = &level();
     std::vector<One> all;
     std::vector<nb::object> hooks;
+
+    static const float *span_of(nb::handle object) {
+        prunus::exchange::Tensor found;
+        return view(object, found) && found.ndim == 1 && found.shape[0] == 2 ? found.floats() : nullptr;
+    }
 
     static const void *address_of(nb::handle object) {
         prunus::exchange::Tensor found;
@@ -210,16 +220,23 @@ struct Watch {
     }
 
     Watch(const std::vector<nb::tuple> &entries, const std::vector<nb::object> &hooks) : hooks(hooks) {
-        for (const nb::tuple &entry : entries) all.push_back({entry[0], entry[1], entry[2], address_of(entry[2])});
+        for (const nb::tuple &entry : entries) {
+            all.push_back({entry[0], entry[1], entry[2], address_of(entry[2]), false, {}});
+            if (const float *ends = span_of(entry[2]))
+                all.back().span = true, all.back().ends[0] = ends[0], all.back().ends[1] = ends[1];
+        }
     }
 
     bool same() const {
+        if (made_for != &level()) return false;
         for (const nb::object &one : hooks)
             if (PyDict_GET_SIZE(one.ptr()) != 0) return false;
-        for (const One &one : all)
-            if (PyDict_GetItem(one.holder.ptr(), one.name.ptr()) != one.value.ptr() ||
-                address_of(one.value) != one.address)
-                return false;
+        for (const One &one : all) {
+            if (PyDict_GetItem(one.holder.ptr(), one.name.ptr()) != one.value.ptr()) return false;
+            if (address_of(one.value) != one.address) return false;
+            const float *ends = one.span ? span_of(one.value) : one.ends;
+            if (!ends || std::memcmp(ends, one.ends, sizeof one.ends) != 0) return false;
+        }
         return true;
     }
 };

@@ -1,5 +1,4 @@
 // Bindings of convolutions with integer products.
-#include <algorithm>
 #include <memory>
 #include <vector>
 
@@ -37,7 +36,8 @@ struct IntegerWeight {
 
 struct Images {
     IntegerProgram program;
-    int64_t shape_in[3] = {}, shape_out[3] = {};  // of the only convolution, for run_on
+    SingleRun single;
+    int64_t inputs = 0;
 
     Images() : program(level(), integers()) {}
 
@@ -46,8 +46,18 @@ struct Images {
         const Conv c = conv_of(1, channels, height, width, sizes);
         const Grid grid = fixed_grid(low, high);
         program.conv(weight.matrix, weight.bank, c, at<const float>(bias), relu, fixed ? &grid : nullptr, in, other);
-        const int64_t from[] = {channels, height, width}, to[] = {weight.matrix->rows, c.out_height(), c.out_width()};
-        std::copy_n(from, 3, shape_in), std::copy_n(to, 3, shape_out);
+    }
+
+    void input(int64_t channels, int64_t height, int64_t width) {
+        program.input(channels, height, width);
+        ++inputs;
+    }
+
+    void finish(const std::vector<int> &results) {
+        program.finish(results);
+        if (results.size() != 1 || inputs < 1 || inputs > 2) return;
+        program.shape(0, single.in), program.shape(results[0], single.out);
+        if (inputs == 2) program.shape(1, single.also);
     }
 
     void run(int64_t batch, const std::vector<uintptr_t> &tensors, int threads) const {
@@ -57,19 +67,9 @@ struct Images {
         program.run(batch, addresses, threads);
     }
 
-    // One convolution of a plain tensor; `other` is a tensor to add, or none. None where the caller must look closer.
     nb::object run_on(nb::handle x, nb::handle other, int threads) const {
-        exchange::Tensor in, also;
-        if (!view(x, in) || in.ndim != 4 || !std::equal(shape_in, shape_in + 3, in.shape + 1)) return nb::none();
-        int64_t shape[4] = {in.shape[0], shape_out[0], shape_out[1], shape_out[2]};
-        std::vector<float *> tensors = {in.floats()};
-        if (!other.is_none()) {
-            if (!view(other, also) || also.ndim != 4 || !std::equal(shape, shape + 4, also.shape)) return nb::none();
-            tensors.push_back(also.floats());
-        }
-        return make(in, shape, [&](float *out) {
-            tensors.push_back(out);
-            program.run(shape[0], tensors, threads);
+        return single(x, other, [&](int64_t batch, const std::vector<float *> &tensors) {
+            program.run(batch, tensors, threads);
         });
     }
 };
@@ -81,14 +81,13 @@ void bind_integer_programs(nb::module_ &m) {
         .def(nb::init<int64_t, int64_t, int64_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t>());
     nb::class_<Images>(m, "IntegerProgram")
         .def(nb::init<>())
-        .def("input", [](Images &i, int64_t channels, int64_t height,
-                         int64_t width) { i.program.input(channels, height, width); })
+        .def("input", &Images::input)
         .def("conv", &Images::conv)
         .def("thin", [](Images &i, int64_t step_y, int64_t step_x, int64_t before, int64_t after,
                         int in) { i.program.thin(step_y, step_x, before, after, in); })
         .def("max_pool", [](Images &i, int64_t kernel_y, int64_t kernel_x, int64_t stride_y, int64_t stride_x,
                             int in) { i.program.max_pool(kernel_y, kernel_x, stride_y, stride_x, in); })
-        .def("finish", [](Images &i, const std::vector<int> &results) { i.program.finish(results); })
+        .def("finish", &Images::finish)
         .def("run", &Images::run)
         .def("run_on", &Images::run_on, nb::arg(), nb::arg().none(), nb::arg());
 }

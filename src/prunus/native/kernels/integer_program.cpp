@@ -175,6 +175,11 @@ void IntegerProgram::finish(const std::vector<int> &results) {
     lay_out();
 }
 
+void IntegerProgram::shape(int value, int64_t (&out)[3]) const {
+    const Value &v = values_.at(size_t(value));
+    out[0] = v.channels, out[1] = v.height, out[2] = v.width;
+}
+
 void IntegerProgram::lay_out() {
     for (size_t i = 0; i < values_.size(); ++i) {
         Value &v = values_[i];

@@ -33,6 +33,9 @@ class IntegerProgram {
     // The values to be returned; nothing is added after this.
     void finish(const std::vector<int> &results);
 
+    // Channels, height and width of a value.
+    void shape(int value, int64_t (&out)[3]) const;
+
     // Tensors: the inputs, then the results; (batch, channels, height, width) each.
     void run(int64_t batch, const std::vector<float *> &tensors, int threads) const;
 

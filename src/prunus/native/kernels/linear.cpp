@@ -13,6 +13,7 @@ constexpr int64_t block_bytes =
 constexpr int64_t weight_bytes = sizeof(float) + sizeof(uint16_t);  // of a decoded weight: its value and its offset
 constexpr int64_t sums_bytes = 384 << 10;  // sums that stay at hand: most of a 512 KB second-level cache
 constexpr int64_t tiles_together = 6;      // that share what is decoded
+constexpr int64_t tiles_of_blocks = 3;     // and where nothing is to be decoded: sums that stay nearer
 constexpr int64_t chunk_slots = 1024, chunk_groups = 128;  // decoded at once, at most
 constexpr int64_t kept_columns = 256;                      // of a block whose weights are kept decoded
 constexpr int64_t segment_columns = 4096;                  // whose places fit 16 bits
@@ -231,10 +232,18 @@ struct TileJob {
 };
 
 void linear_tile(const Level &level, const Packed &p, Places &cache, const float *x, int64_t ldx, int64_t batch,
-                 float *y, const Finish &f, int threads) {
+                 float *y, const Finish &finish, int threads) {
+    const int64_t banks = p.banks(), segment = banks_in_segment(p);
+    uint32_t *base = static_cast<uint32_t *>(scratch(Scratch::bases, banks * int64_t(sizeof(uint32_t))));
+    for (int64_t b = 0; b < banks; ++b) base[b] = uint32_t(b % segment * p.bank * level.width);
+    const Columns columns = {base, uint32_t(level.width), nullptr};
+    const Blocks *blocks = cache.blocks(level, p, finish.scale, columns, std::min(segment, kept_columns / p.bank));
+    Finish f = finish;
+    if (blocks) f.scale = nullptr;  // it is in the weights
     const int64_t vectors = (batch + level.width - 1) / level.width;
     const int64_t tiles = (vectors + level.max_vectors - 1) / level.max_vectors;
-    const int64_t sets = (tiles + tiles_together - 1) / tiles_together;
+    const int64_t together = blocks ? tiles_of_blocks : tiles_together;
+    const int64_t sets = (tiles + together - 1) / together;
     const int64_t set_bytes = (vectors + sets - 1) / sets * level.width * lanes * int64_t(sizeof(float));
     threads = useful_threads(p, batch, threads);
     // Rows are cut so that the sums stay in the second-level cache, and further where threads need more tasks. Each part
@@ -242,11 +251,6 @@ void linear_tile(const Level &level, const Packed &p, Places &cache, const float
     int64_t parts = std::max<int64_t>(1, (p.groups * set_bytes + sums_bytes / 2) / sums_bytes);
     if (threads > 1) parts = std::max<int64_t>(parts, (2 * threads + sets - 1) / sets);
     parts = std::min(parts, p.groups);
-    const int64_t banks = p.banks(), segment = banks_in_segment(p);
-    uint32_t *base = static_cast<uint32_t *>(scratch(Scratch::bases, banks * int64_t(sizeof(uint32_t))));
-    for (int64_t b = 0; b < banks; ++b) base[b] = uint32_t(b % segment * p.bank * level.width);
-    const Columns columns = {base, uint32_t(level.width), nullptr};
-    const Blocks *blocks = cache.blocks(level, p, columns, std::min(segment, kept_columns / p.bank));
     parallel(threads, sets * parts, [&](int64_t task) {
         const int64_t set = task / parts, part = task % parts;
         const int64_t t0 = tiles * set / sets, t1 = tiles * (set + 1) / sets;

@@ -34,6 +34,7 @@ struct Packing {
 // Steps are added once for images of one size; the memory that layers and biases lie in must outlive the program.
 struct Steps {
     Program program;
+    SingleRun single;
 
     Steps(int64_t memory, std::vector<int64_t> sizes) : program(level(), memory, std::move(sizes)) {}
 
@@ -50,6 +51,18 @@ struct Steps {
         for (uintptr_t tensor : tensors) addresses.push_back(at<float>(tensor));
         nb::gil_scoped_release release;
         program.run(batch, addresses, threads);
+    }
+
+    // Both tensors that it takes, where these are one input and one result.
+    void between(const Size &in, const Size &out) {
+        single.in[0] = in.channels, single.in[1] = in.height, single.in[2] = in.width;
+        single.out[0] = out.channels, single.out[1] = out.height, single.out[2] = out.width;
+    }
+
+    nb::object run_on(nb::handle x, nb::handle other, int threads) const {
+        return single(x, other, [&](int64_t batch, const std::vector<float *> &tensors) {
+            program.run(batch, tensors, threads);
+        });
     }
 };
 
@@ -119,5 +132,7 @@ NB_MODULE(_kernels, m) {
         .def("max_pool",
              [](Steps &s, Size size, int64_t kernel_y, int64_t kernel_x, int64_t stride_y, int64_t stride_x, Place in,
                 Place out) { s.program.max_pool(size, kernel_y, kernel_x, stride_y, stride_x, in, out); })
-        .def("run", &Steps::run);
+        .def("run", &Steps::run)
+        .def("between", &Steps::between)
+        .def("run_on", &Steps::run_on, nb::arg(), nb::arg().none(), nb::arg());
 }

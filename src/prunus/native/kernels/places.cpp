@@ -121,7 +121,7 @@ struct Places::Cut {
     std::unique_ptr<Aligned> bytes;
     Blocks blocks;
 
-    Cut(const Level &level, const Packed &p, const Columns &columns, int64_t banks) : start{0} {
+    Cut(const Level &level, const Packed &p, const float *scale, const Columns &columns, int64_t banks) : start{0} {
         const int64_t count = (p.banks() + banks - 1) / banks;
         std::vector<int64_t> at(size_t(p.groups), 0);
         for (int64_t b = 0; b < count; ++b)
@@ -145,7 +145,10 @@ struct Places::Cut {
                 const float *values = level.values(p, g, first, first + slots, room.data());
                 uint8_t *out = bytes->at + start[number] * beside_bytes;
                 for (int64_t s = 0; s < slots; ++s, out += beside_bytes) {
-                    std::memcpy(out, values + s * lanes, lanes * sizeof(float));
+                    float *value = reinterpret_cast<float *>(out);
+                    std::memcpy(value, values + s * lanes, lanes * sizeof(float));
+                    for (int64_t r = 0; scale && r < std::min(lanes, p.rows - g * lanes); ++r)
+                        value[r] *= scale[g * lanes + r];
                     std::memcpy(out + lanes * sizeof(float), places.data() + s * lanes, lanes * sizeof(uint16_t));
                 }
             }
@@ -153,12 +156,15 @@ struct Places::Cut {
     }
 };
 
-const Blocks *Places::blocks(const Level &level, const Packed &p, const Columns &columns, int64_t banks) {
+const Blocks *Places::blocks(const Level &level, const Packed &p, const float *scale, const Columns &columns,
+                             int64_t banks) {
     const int which = level.width == 4 ? 0 : level.width == 8 ? 1 : 2;
-    if (p.slot_start[p.groups] * lanes > most_kept || !asked_cut_[which].exchange(true)) return nullptr;
+    // Scales in the weights round otherwise than scales after the sums: then the first call takes them as all others do.
+    const bool again = asked_cut_[which].exchange(true);
+    if (p.slot_start[p.groups] * lanes > most_kept || !(again || scale)) return nullptr;
     const Cut *found = cut_[which].load();
     if (!found) {
-        std::unique_ptr<const Cut> made(new Cut(level, p, columns, banks));
+        std::unique_ptr<const Cut> made(new Cut(level, p, scale, columns, banks));
         found = cut_[which].compare_exchange_strong(found, made.get()) ? made.release() : cut_[which].load();
     }
     return &found->blocks;

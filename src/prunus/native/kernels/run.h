@@ -26,8 +26,9 @@ class Places {
   public:
     // `count`: entries of columns.base, or of columns.table. Null where nothing is kept.
     const uint16_t *of(const Level &, const Packed &, const Columns &columns, int64_t count);
-    // The weights of a linear layer, decoded and cut into blocks of so many banks: null where nothing is kept.
-    const Blocks *blocks(const Level &, const Packed &, const Columns &columns, int64_t banks);
+    // The weights of a linear layer, decoded, multiplied by their rows' scales (may be null) and cut into blocks of so many
+    // banks: null where nothing is kept.
+    const Blocks *blocks(const Level &, const Packed &, const float *scale, const Columns &columns, int64_t banks);
     // For the permute kernel, where its level asks for it and the layer is small enough or in quads; null otherwise.
     const Ready *ready(const Level &, const Packed &);
     ~Places();
