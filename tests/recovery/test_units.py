@@ -70,9 +70,9 @@ def test_a_part_with_a_batch_norm_inside_and_one_without_room_are_not_kept() -> 
     walk = UnitWalk(model, ["0"], batches, memory=0.0)
     with torch.no_grad():
         walk.settle(list(model.parameters()), [])
-        assert model[0].normed not in walk.settled
+        assert model[0].normed not in walk.parts.known
         walk.run(0)
-    assert not any(walk.settled.values())
+    assert not any(walk.parts.known.values())
 
 
 def test_squares_of_lines_are_added_block_by_block() -> None:

@@ -18,8 +18,8 @@ from prunus.adapters import Batch
 from prunus.contract import Pattern
 from prunus.layers import Weight
 from prunus.pruning import patterns
-from prunus.recovery._layer import bias_of, centred, problem_for, shrunk
-from prunus.recovery._moments import Moments, measure, trace
+from prunus.recovery._layer import centred, problem_for, shrunk
+from prunus.recovery._moments import Moments, bias_of, measure, trace
 from prunus.recovery._solve import damped, errors, optimum
 from prunus.recovery._units import UnitWalk, divide, looks_back
 

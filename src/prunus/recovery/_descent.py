@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from prunus.recovery._options import ReconstructOptions
-from prunus.recovery._units import UnitWalk, leaves
+from prunus.recovery._shelf import leaves
+from prunus.recovery._units import UnitWalk
 
 
 def descend(

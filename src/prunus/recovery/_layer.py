@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from prunus.contract import Pattern
 from prunus.layers import Weight
 from prunus.pruning import patterns
-from prunus.recovery._moments import Moments
+from prunus.recovery._moments import Moments, bias_of
 from prunus.recovery._options import ReconstructOptions
 from prunus.recovery._solve import Problem, alternate, damped, errors, optimum, sweep
 
@@ -36,18 +36,18 @@ class LayerResult:
         return {"before": self.before, "masked": self.masked, "after": self.after}
 
 
-def centred(moments: Moments, shift: bool) -> tuple[Tensor, Tensor]:
+def centred(moments: Moments, shift: bool) -> tuple[Tensor, Tensor | None]:
     """Means of z z^T and x z^T; about the means of x and z where the layer can shift its outputs."""
     count = max(1, moments.count)
-    own, cross = moments.own / count, moments.cross / count
+    own, cross = moments.own / count, None if moments.cross is None else moments.cross / count
     if shift:
         x, z = moments.dense / count, moments.pruned / count
         own = own - z.unsqueeze(-1) * z.unsqueeze(-2)
-        cross = cross - x.unsqueeze(-1) * z.unsqueeze(-2)
+        cross = None if cross is None else cross - x.unsqueeze(-1) * z.unsqueeze(-2)
     return own, cross
 
 
-def shrunk(own: Tensor, cross: Tensor, count: int) -> tuple[Tensor, Tensor]:
+def shrunk(own: Tensor, cross: Tensor | None, count: int) -> tuple[Tensor, Tensor | None]:
     """Moments of few places, their correlations drawn towards zero as far as they may be chance.
 
     With fewer places than columns most directions were never seen, and a fit would change them freely. The part is the
@@ -64,8 +64,11 @@ def shrunk(own: Tensor, cross: Tensor, count: int) -> tuple[Tensor, Tensor]:
     above = (1 - 2 / columns) * square + columns**2
     part = (above / ((count + 1 - 2 / columns) * (square - columns).clamp_min(1e-12))).clamp(max=1.0)
     keep = (1 - part).unsqueeze(-1).unsqueeze(-1)
-    own, cross = (keep * m + (1 - keep) * torch.diag_embed(m.diagonal(dim1=-2, dim2=-1)) for m in (own, cross))
-    return own, cross
+
+    def drawn(matrix: Tensor) -> Tensor:
+        return keep * matrix + (1 - keep) * torch.diag_embed(matrix.diagonal(dim1=-2, dim2=-1))
+
+    return drawn(own), None if cross is None else drawn(cross)
 
 
 def lack(weight: Weight, matrix: Tensor, moments: Moments, shift: bool) -> float:
@@ -85,22 +88,31 @@ def beside(moments: Moments, shift: bool) -> Tensor | None:
     return moments.beside / count - middle
 
 
-def aim(
-    weight: Tensor, own: Tensor, cross: Tensor, damping: float, towards: float, extra: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    """(W*, H): the unpruned weight that best gives the dense outputs on the pruned network's inputs, and its moments.
+def wanted(matrix: Tensor, own: Tensor, cross: Tensor | None, moments: Moments, shift: bool, last: bool) -> Tensor:
+    """The mean of (W x + g - W z) z^T, what the outputs lack with the dense weights; about the means as above.
 
-    Minimises |W x' + g' - V z|^2 + damping |V - W|^2 with x' = towards x + (1 - towards) z and g' = towards g, where
-    `extra` is the mean of g z^T. With `towards` = 0 it is W.
+    Without `last` g is left out: a batch norm stands between the outputs and the sum.
     """
-    ridge = damped(own, damping)
-    if not towards:
-        return weight, ridge
-    target = weight @ (towards * (cross - own) + ridge)
-    if extra is not None:
-        target = target + towards * extra
-    factor = torch.linalg.cholesky(ridge)
-    return torch.cholesky_solve(target.transpose(-1, -2), factor).transpose(-1, -2), ridge
+    if moments.target is None:
+        assert cross is not None
+        extra = beside(moments, shift) if last else None
+        return matrix @ (cross - own) if extra is None else matrix @ (cross - own) + extra
+    assert moments.aimed is not None
+    count = max(1, moments.count)
+    target = moments.target / count
+    if shift:  # a bias in the outputs that were summed cancels here
+        target = target - (moments.aimed / count).unsqueeze(-1) * (moments.pruned / count)
+    return target - matrix @ own
+
+
+def aim(weight: Tensor, ridge: Tensor, lacking: Tensor) -> Tensor:
+    """The unpruned weight that best gives the dense outputs on the pruned network's inputs.
+
+    Minimises |W x + g - V z|^2 + damping |V - W|^2, where `ridge` are the damped moments of z and `lacking` is the mean
+    of (W x + g - W z) z^T.
+    """
+    step = torch.cholesky_solve(lacking.transpose(-1, -2), torch.linalg.cholesky(ridge))
+    return weight + step.transpose(-1, -2)
 
 
 def trusted(weight: Tensor, best: Tensor, own: Tensor, ridge: Tensor, lack: float, count: int) -> float:
@@ -190,25 +202,18 @@ def rebuild(
 
 
 def _start(
-    weight: Weight, matrix: Tensor, moments: Moments, own: Tensor, cross: Tensor, shift: bool, last: bool,
+    weight: Weight, matrix: Tensor, moments: Moments, own: Tensor, cross: Tensor | None, shift: bool, last: bool,
     settings: ReconstructOptions,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """(W*, H) as `aim` finds them, W* drawn towards the dense weight as far as the difference may be chance."""
+    ridge = damped(own, settings.damping)
     if not settings.towards:
-        return aim(matrix, own, cross, settings.damping, 0.0)
-    best, ridge = aim(matrix, own, cross, settings.damping, 1.0, beside(moments, shift) if last else None)
+        return matrix, ridge
+    best = aim(matrix, ridge, wanted(matrix, own, cross, moments, shift, last))
     part = settings.towards
     if weight.name in moments.lack:
         part *= trusted(matrix, best, own, ridge, lack(weight, matrix, moments, shift), moments.count)
     return best if part == 1.0 else matrix + part * (best - matrix), ridge
-
-
-def bias_of(weight: Weight) -> Tensor | None:
-    """The bias that is added to the weight's outputs, or None."""
-    names = {"weight": "bias", "in_proj_weight": "in_proj_bias"}
-    found = getattr(weight.module, names.get(weight.attribute, weight.attribute.replace("weight", "bias")), None)
-    rows = weight.rows(weight.parameter.detach()).shape[0]
-    return found if isinstance(found, Tensor) and found.shape == (rows,) else None
 
 
 def _shift(

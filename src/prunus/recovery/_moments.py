@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from prunus.adapters import Batch, call
 from prunus.errors import BadInput
 from prunus.layers import Weight
-from prunus.recovery._record import Recorder, Stop, Use, added_to, norms_of, real, storage
+from prunus.recovery._record import Recorder, Stop, Use, added_to, norms_of, place, real, storage
 from prunus.recovery._units import UnitWalk
 
 PLENTY = 32
@@ -28,11 +29,13 @@ class Moments:
     outputs, squares: sums over the dense outputs and their squares, by weight (rows), where a batch norm follows.
     beside, gap: with g what a residual connection adds in the dense network less what it adds in the pruned one, sums
     of g z^T (1, rows, columns) and g (rows); None where the outputs are not added to anything.
+    target, aimed: sums of y z^T (1, rows, columns) and y (rows) with y = W x + g, and a bias if the layer has one; they
+    take the place of `cross` and `beside` where that is less work.
     lack: sum of (W x + g - W z)^2 by weight, what the outputs lack with the dense weights.
     """
 
     own: Tensor
-    cross: Tensor
+    cross: Tensor | None
     dense: Tensor
     pruned: Tensor
     count: int = 0
@@ -41,18 +44,21 @@ class Moments:
     beside: Tensor | None = None
     gap: Tensor | None = None
     lack: dict[str, float] = field(default_factory=dict)
+    target: Tensor | None = None
+    aimed: Tensor | None = None
 
     @classmethod
-    def empty(cls, groups: int, columns: int, device: torch.device) -> Moments:
+    def empty(cls, groups: int, columns: int, device: torch.device, cross: bool = True) -> Moments:
         square = torch.zeros(groups, columns, columns, dtype=torch.float64, device=device)
         line = torch.zeros(groups, columns, dtype=torch.float64, device=device)
-        return cls(square, square.clone(), line, line.clone())
+        return cls(square, square.clone() if cross else None, line, line.clone())
 
     def add(self, dense: Tensor, pruned: Tensor, part: slice = slice(None)) -> None:
         """Lines (places, groups, columns) of both networks, for the groups in `part`."""
         x, z = _precise(dense).transpose(0, 1), _precise(pruned).transpose(0, 1)
         _add_square(self.own[part], z)
-        self.cross[part] += x.transpose(1, 2) @ z
+        if self.cross is not None:
+            self.cross[part] += x.transpose(1, 2) @ z
         self.dense[part] += x.sum(1)
         self.pruned[part] += z.sum(1)
         self.count += z.shape[1] if part.start in (None, 0) else 0
@@ -65,11 +71,20 @@ class Moments:
         missing = missing if gap is None else missing + gap.unsqueeze(0)
         self.lack[weight.name] = self.lack.get(weight.name, 0.0) + float(missing.double().square().sum())
 
-    def add_beside(self, gap: Tensor, pruned: Tensor) -> None:
-        """What is missing in the sum (places, rows), with the lines (places, 1, columns) it goes with."""
-        g = _precise(gap)
-        product, total = (g.T @ _precise(pruned)[:, 0]).double().unsqueeze(0), g.sum(0).double()
-        self.beside = product if self.beside is None else self.beside + product
+    def add_beside(self, gap: Tensor, pruned: Tensor, output: Tensor | None = None) -> None:
+        """What is missing in the sum (places, rows), with the lines (places, 1, columns) it goes with.
+
+        With `output`, what the dense layer gives (places, rows), both go into `target`.
+        """
+        g, z = _precise(gap), _precise(pruned)[:, 0]
+        y = g if output is None else g + _precise(output)
+        product, total = (y.T @ z).double().unsqueeze(0), y.sum(0).double()
+        if output is None:
+            self.beside = product if self.beside is None else self.beside + product
+        else:
+            self.target = product if self.target is None else self.target + product
+            self.aimed = total if self.aimed is None else self.aimed + total
+            total = g.sum(0).double()
         self.gap = total if self.gap is None else self.gap + total
 
     def add_output(self, use: Use) -> None:
@@ -112,33 +127,46 @@ class Stage:
     after: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, eq=False)
+class Trace:
+    """A `Use` without its tensors: the weight's name, which inputs it had, which rows, and where its output began."""
+
+    weight: Weight
+    key: object
+    rows: tuple[int, int]
+    made: object
+
+
 def trace(model: nn.Module, weights: Mapping[str, Weight], batch: Batch, keep: Tensor | None = None) -> list[Stage]:
     """The stages of a model in the order they run."""
-    uses: list[Use] = []  # holds every input, so that no address is used twice
-    followed: dict[int, str] = {}
+    by_name: dict[str, list[Trace]] = {}
+    recent: deque[Use] = deque(maxlen=4)
+    outputs: set[object] = set()
+    followed: dict[object, str] = {}
     paths = {id(module): name for name, module in model.named_modules()}
     norms = norms_of(model)
-
     later: dict[str, list[str]] = {}
+    sums: set[str] = set()
+
+    def see(use: Use) -> None:
+        made = place(use.output)
+        by_name.setdefault(use.weight.name, []).append(Trace(use.weight, use.key, use.rows, made))
+        outputs.add(made)
+        recent.append(use)
 
     def normed(inputs: Tensor, mean: Tensor) -> None:
         if storage(mean) not in norms:
             return
-        path = paths[id(norms[storage(mean)])]
-        followed[inputs.data_ptr()] = path
-        if uses and not any(use.output.data_ptr() == inputs.data_ptr() for use in uses):
-            later.setdefault(uses[-1].weight.name, []).append(path)
-
-    sums: set[str] = set()
+        path, made = paths[id(norms[storage(mean)])], place(inputs)
+        followed[made] = path
+        if recent and made not in outputs:
+            later.setdefault(recent[-1].weight.name, []).append(path)
 
     def summed(first: Tensor, second: Tensor) -> None:
-        sums.update(use.weight.name for use in uses[-4:] if added_to(use, first, second) is not None)
+        sums.update(use.weight.name for use in recent if added_to(use, first, second) is not None)
 
-    with torch.no_grad(), Recorder(weights.values(), uses.append, normed, keep, summed):
+    with torch.no_grad(), Recorder(weights.values(), see, normed, keep, summed):
         call(model, batch)
-    by_name: dict[str, list[Use]] = {}
-    for use in uses:
-        by_name.setdefault(use.weight.name, []).append(use)
     missing = next((name for name in weights if name not in by_name), None)
     if missing is not None:
         raise BadInput(f"The data never reach {missing!r}: exclude that layer, or give data that use it.")
@@ -151,12 +179,7 @@ def trace(model: nn.Module, weights: Mapping[str, Weight], batch: Batch, keep: T
             tuple(names),
             sum(len(by_name[name]) for name in names),
             _chunks(by_name[names[0]]) if key == names[0] else 1,
-            {
-                n: followed[use.output.data_ptr()]
-                for n in names
-                for use in by_name[n]
-                if use.output.data_ptr() in followed
-            },
+            {n: followed[use.made] for n in names for use in by_name[n] if use.made in followed},
             len(names) == 1 and len(by_name[names[0]]) == 1 and names[0] in sums,
             tuple(dict.fromkeys(path for name in names for path in later.get(name, ()))),
         )
@@ -164,11 +187,18 @@ def trace(model: nn.Module, weights: Mapping[str, Weight], batch: Batch, keep: T
     ]
 
 
+def bias_of(weight: Weight) -> Tensor | None:
+    """The bias that is added to the weight's outputs, or None."""
+    names = {"weight": "bias", "in_proj_weight": "in_proj_bias"}
+    found = getattr(weight.module, names.get(weight.attribute, weight.attribute.replace("weight", "bias")), None)
+    return found if isinstance(found, Tensor) and found.shape == (_rows(weight),) else None
+
+
 def _rows(weight: Weight) -> int:
     return int(weight.rows(weight.parameter.detach()).shape[0])
 
 
-def _chunks(uses: Sequence[Use]) -> int:
+def _chunks(uses: Sequence[Trace]) -> int:
     total = _rows(uses[0].weight)
     return total // math.gcd(total, *(edge for use in uses for edge in use.rows))
 
@@ -180,9 +210,10 @@ def measure(
     """The moments of a stage's inputs over all batches; `originals` are the dense network's weights.
 
     With `last` the dense network goes on to the end of its unit and keeps what it gives, so that it need not run again.
+    With one walk for both there is no other network, and nothing but the moments of its inputs is taken.
     """
     found: Moments | None = None
-    doubtful = False
+    doubtful = direct = False
     for index, keep in enumerate(keeps):
         there, full = _seen(dense, [originals[name] for name in stage.names], stage, index, keep, last)
         alike = pruned is dense  # then nothing needs to run twice
@@ -198,7 +229,14 @@ def measure(
             if not bool(torch.isfinite(z.sum()) & torch.isfinite(x.sum())):
                 raise BadInput(f"The inputs of {new.weight.name!r} hold NaN or Inf: mend the model or the data.")
             if found is None:
-                found = Moments.empty(z.shape[1] * stage.chunks, z.shape[2], z.device)
+                # The patches of a convolution overlap, and an image gives thousands: there chance plays no part, nor
+                # where the batches bring many times more places than columns.
+                once = stage.chunks == 1 and stage.uses == len(stage.names) and new.output.dim() == 2
+                doubtful = once and not alike and z.shape[0] * len(keeps) < PLENTY * z.shape[2]
+                known = new.plain or bias_of(new.weight) is not None
+                added = full is not None and part is not None and not stage.norms
+                direct = once and added and known and not doubtful
+                found = Moments.empty(z.shape[1] * stage.chunks, z.shape[2], z.device, not direct and not alike)
             if stage.chunks == 1:
                 found.add(x, z)
             else:
@@ -206,14 +244,9 @@ def measure(
                 for chunk in range(new.rows[0] // each, new.rows[1] // each):
                     found.add(x, z, slice(chunk, chunk + 1))
         assert found is not None
-        gap = real(full - part, keep) if full is not None and part is not None else None
+        gap = real(full - part, keep) if full is not None and part is not None and not alike else None
         if gap is not None:
-            found.add_beside(gap, z)
-        # The patches of a convolution overlap, and an image gives thousands: there chance plays no part, nor where the
-        # batches bring many times more places than columns.
-        if index == 0:
-            once = stage.chunks == 1 and stage.uses == len(stage.names) and here[0].output.dim() == 2
-            doubtful = once and z.shape[0] * len(keeps) < PLENTY * z.shape[2]
+            found.add_beside(gap, z, real(there[0].output, keep) if direct else None)
         for name in stage.names if doubtful else ():
             found.add_lack(originals[name], _precise(x - z), gap)
         for use in there:
@@ -270,29 +303,33 @@ def _seen(
     """The uses of `weights` while the present unit runs on one batch, and what is added to the output of the last.
 
     With `through` the unit runs to its end and the walk keeps its output. Otherwise it runs no further than it must:
-    weights with the same inputs need the first product only, and where no norm follows not even what it gives.
+    weights with the same inputs need the first product only, and where no norm follows not even what it gives. What the
+    dense network adds to is needed whole, and its parts need not run again.
     """
     uses: list[Use] = []
+    made: list[Use] = []  # the same with their outputs where they are
     beside: list[Tensor] = []
     needed = 1 if len(stage.names) > 1 and not stage.norms else stage.uses
 
     def see(use: Use) -> None:
+        made.append(use)
         if through and len(uses) < needed:  # what runs on may change the inputs in place
             lines = use.columns().clone()
-            use = replace(use, columns=lambda: lines)
+            use = replace(use, columns=lambda: lines, output=use.output.clone() if stage.summed else use.output)
         uses.append(use)
         if len(uses) == needed and not stage.summed and not through:
             raise Stop
 
     def blank() -> bool:
-        return not through and not stage.norms and len(uses) + 1 == needed
+        whole = through or stage.norms or (stage.summed and walk.fixed)
+        return not whole and len(uses) + 1 == needed
 
     def summed(first: Tensor, second: Tensor) -> None:
-        other = added_to(uses[-1], first, second) if uses else None
+        other = added_to(made[-1], first, second) if made else None
         if other is not None and not beside:
             beside.append(other.clone() if through else other)  # what runs on may change it in place
             if not through:
-                raise Stop
+                walk.parts.stop()
 
     args, kwargs = walk.inputs(index)
     recorder = Recorder(weights, see, None, keep, summed if stage.summed else None, blank)

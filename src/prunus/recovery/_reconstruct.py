@@ -91,7 +91,7 @@ def reconstruct(
     kept = saved(inner, calibration, options, *asked)
     with nullcontext() if kept is None else locked(kept.folder, "reconstruction"):
         plan = _plan(inner, sparsity, shape, allocation, exclude, masks, misfits, calibration, options, kept)
-        work = copy.deepcopy(inner)
+        work = _copy(inner, plan.names, options)
         with (
             evaluating(inner),
             evaluating(work),
@@ -146,6 +146,15 @@ def _head(batch: Batch, count: int) -> Batch:
         return value[:count] if fits else value
 
     return Batch(tuple(map(cut, batch.args)), {k: cut(v) for k, v in batch.kwargs.items()}, None, count)
+
+
+def _copy(model: nn.Module, names: Iterable[str], options: ReconstructOptions) -> nn.Module:
+    """A copy to work on. Parameters that nothing changes, such as embeddings, are those of the model itself."""
+    known = all_weights(model)
+    changing = {id(p) for name in names for p in known[name].module.parameters()}
+    if options.descent:  # moves whole units
+        changing = {id(p) for p in model.parameters()}
+    return copy.deepcopy(model, {id(p): p for p in model.parameters() if id(p) not in changing})
 
 
 def _require_finite(model: nn.Module) -> None:
@@ -297,7 +306,7 @@ class _Reconstruction:
         units = divide(self.dense, self.originals, batch)
         stages = trace(self.dense, self.originals, batch, self.keeps[0])
         memory = self.options.memory / 2
-        self.old = UnitWalk(self.dense, units, self.calibration, memory)
+        self.old = UnitWalk(self.dense, units, self.calibration, memory, fixed=True)
         self.new = UnitWalk(self.work, units, self.calibration, memory)
         self.old.keep_all = self.new.keep_all = looks_back(self.dense, units, batch)
         for number, unit in enumerate(units):
@@ -354,20 +363,27 @@ class _Reconstruction:
         for number, stage in enumerate(stages):
             # Where batch norms follow, the dense unit is needed once more to settle them.
             last = stage is stages[-1] and not stage.after and not stage.norms
+            done, waiting = (
+                [n for each in part for n in each.names] for part in (stages[: number + 1], stages[number + 1 :])
+            )
+            old, new = (
+                [[weights[n].parameter for n in names] for names in (done, waiting)]
+                for weights in (self.originals, self.weights)
+            )
+            if not last:
+                self.old.settle(*old)  # the dense network never changes
+            if stage.summed:
+                self.new.close(self.weights[stage.names[0]].module, *new)
             moments = measure(self.old, self.new, stage, self.weights, self.originals, self.keeps, last)
             for name in stage.names:
                 self._layer(name, stage, moments)
+            self.new.finish()
+            self.new.settle(*new)
             self._settle(name for name in stage.after if name not in self.between)
-            if stage is not stages[-1]:
-                done, waiting = (
-                    [n for each in part for n in each.names] for part in (stages[: number + 1], stages[number + 1 :])
-                )
-                for walk, weights in ((self.old, self.originals), (self.new, self.weights)):
-                    walk.settle((weights[n].parameter for n in done), (weights[n].parameter for n in waiting))
         if not stages or not last:
             self.old.advance()
         if self.options.descent and len(stages) > 1:
-            self.new.settled = {}
+            self.new.parts.clear()
             masks = {self.weights[n].parameter: self.done[n].mask for stage in stages for n in stage.names}
             descend(self.new, self.old, masks, self.keeps, self.options)  # type: ignore[arg-type]
 

@@ -11,12 +11,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeGuard, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from prunus._torch import TorchDispatchMode, pytree
 from prunus.layers import CONV1D, Weight
@@ -32,12 +33,19 @@ def storage(tensor: Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
 
 
+def place(tensor: Tensor) -> tuple[StorageWeakRef, int]:
+    """Where a tensor begins. Unlike an address it is never given to another tensor while somebody holds it, and it does
+    not keep the memory itself."""
+    return StorageWeakRef(tensor.untyped_storage()), int(tensor.storage_offset())
+
+
 @dataclass(frozen=True, eq=False)
 class Use:
     """One product of inputs with a weight, or with some of its rows.
 
     `columns()` makes the inputs (places, groups, columns); two uses with the same `key` have the same columns. `rows`
-    are the first and last row used, `output` the result, with the rows on dimension 1, `version` the state it was in.
+    are the first and last row used, `output` the result, with the rows on dimension 1, `version` the state it was in,
+    and `plain` says that nothing was added to the product.
     """
 
     weight: Weight
@@ -46,10 +54,24 @@ class Use:
     columns: Callable[[], Tensor]
     output: Tensor
     version: int = 0
+    plain: bool = False
 
 
 class Stop(Exception):
     """Ends a forward pass once everything wanted was seen."""
+
+
+_looking = [True]
+
+
+@contextmanager
+def unseen() -> Iterator[None]:
+    """Inside, recorders see nothing: for copies that are made beside what the model computes."""
+    before, _looking[0] = _looking[0], False
+    try:
+        yield
+    finally:
+        _looking[0] = before
 
 
 @contextmanager
@@ -95,6 +117,8 @@ class Recorder(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
+        if not _looking[0]:
+            return func(*args, **(kwargs or {}))
         if func in _PRODUCTS:
             inputs, matrix = (args[place] for place in _PRODUCTS[func])
             weight = self._weight(matrix)
@@ -102,9 +126,10 @@ class Recorder(TorchDispatchMode):
                 output = inputs.new_empty(len(inputs), matrix.shape[1])
             else:
                 output = func(*args, **(kwargs or {}))
+            self.read.add(storage(inputs))
             self.read.discard(storage(output))
             if weight is not None:
-                self.see(_product(weight, inputs, matrix, output, self.keep))
+                self.see(replace(_product(weight, inputs, matrix, output, self.keep), plain=func is _aten.mm.default))
             return output
         output = func(*args, **(kwargs or {}))
         if func is _aten.convolution.default:
@@ -142,7 +167,7 @@ def _product(weight: Weight, inputs: Tensor, matrix: Tensor, output: Tensor, kee
     """Inputs (places, columns) times a matrix (columns, rows), which is the weight transposed, or some rows of it."""
     offset = matrix.storage_offset() - weight.parameter.storage_offset()
     first = offset if weight.kind == CONV1D else offset // max(1, matrix.shape[0])
-    key = (inputs.data_ptr(), inputs._version, tuple(inputs.shape), inputs.stride())
+    key = (*place(inputs), inputs._version, tuple(inputs.shape), inputs.stride())
     rows = (int(first), int(first + matrix.shape[1]))
     return Use(weight, key, rows, lambda: _lines(inputs, keep), output, output._version)
 
@@ -164,7 +189,7 @@ def _convolution(
 ) -> Use:  # fmt: skip
     taps, size = tuple(kernel.shape[2:]), tuple(output.shape[2:])
     geometry = (taps, groups, tuple(stride), tuple(padding), tuple(dilation))
-    key = (inputs.data_ptr(), inputs._version, tuple(inputs.shape), inputs.stride(), transposed, size, *geometry)
+    key = (*place(inputs), inputs._version, tuple(inputs.shape), inputs.stride(), transposed, size, *geometry)
     if transposed:
         return Use(
             weight, key, (0, kernel.shape[1] * groups), lambda: _spread_patches(inputs, *geometry, size), output

@@ -8,10 +8,8 @@ whatever lies between two units (embeddings, masks, pooling, reshaping) runs as 
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,7 +18,9 @@ from torch import Tensor, nn
 from prunus.adapters import Batch, call
 from prunus.errors import BadInput
 from prunus.layers import Weight
-from prunus.recovery._record import Stop, is_batch_norm, storage
+from prunus.recovery._parts import Parts, replaced_forward
+from prunus.recovery._record import Stop, is_batch_norm
+from prunus.recovery._shelf import Shelf, leaves, map_tensors
 
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -135,93 +135,39 @@ def _runs_unseen(model: nn.Module, name: str) -> bool:
     return isinstance(model.get_submodule(above), nn.MultiheadAttention)
 
 
-# ------------------------------------------------------------------------------------------------------------- storage
-
-
-class Shelf:
-    """Tensors of many batches: in memory, or in a file each where they would take more than `memory` bytes."""
-
-    def __init__(self, memory: float) -> None:
-        self.memory, self.used = memory, 0
-        self.items: dict[int, Any] = {}
-        self.folder: tempfile.TemporaryDirectory[str] | None = None
-
-    def __setitem__(self, index: int, value: Any) -> None:
-        self.items[index] = _map(value, lambda tensor: self._place(tensor.detach(), index))
-
-    def __getitem__(self, index: int) -> Any:
-        return self.items[index]
-
-    def __contains__(self, index: int) -> bool:
-        return index in self.items
-
-    def _place(self, tensor: Tensor, index: int) -> Tensor:
-        size = tensor.numel() * tensor.element_size()
-        total = sum(_bytes(value) for number, value in self.items.items() if number != index)
-        if total + size <= self.memory or tensor.device.type != "cpu" or not size:
-            return tensor.clone()
-        if self.folder is None:
-            self.folder = tempfile.TemporaryDirectory(prefix="prunus-")
-        self.used += 1
-        path = Path(self.folder.name) / f"{self.used}"
-        kept = torch.from_file(str(path), shared=True, size=tensor.numel(), dtype=tensor.dtype)
-        kept = kept.as_strided(tensor.shape, torch.empty_like(tensor, device="meta").stride())  # as a clone has it
-        path.unlink()  # the mapping keeps it alive, and it goes with the tensor
-        kept.copy_(tensor)
-        kept._prunus_spilled = True  # type: ignore[attr-defined]
-        return kept
-
-
-def _bytes(value: Any) -> int:
-    total = 0
-
-    def add(tensor: Tensor) -> Tensor:
-        nonlocal total
-        total += 0 if hasattr(tensor, "_prunus_spilled") else tensor.numel() * tensor.element_size()
-        return tensor
-
-    _map(value, add)
-    return total
-
-
-def _map(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
-    """`function` on every tensor inside tuples, lists, dicts and outputs of transformers."""
-    if isinstance(value, Tensor):
-        return function(value)
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(_map(item, function) for item in value))
-    if isinstance(value, (tuple, list)):
-        return type(value)(_map(item, function) for item in value)
-    if isinstance(value, Mapping):
-        changed = {key: _map(item, function) for key, item in value.items()}
-        return changed if type(value) is dict else type(value)(**changed)
-    return value
-
-
 # ---------------------------------------------------------------------------------------------------------------- walk
 
 
 class UnitWalk:
-    """A model's activations on their way through its units; `outputs[i]` is what the last unit gave for batch i."""
+    """A model's activations on their way through its units; `outputs[i]` is what the last unit gave for batch i.
 
-    def __init__(self, model: nn.Module, units: Sequence[str], batches: Sequence[Batch], memory: float = 2e9) -> None:
+    `fixed` says that the model does not change on the way.
+    """
+
+    def __init__(
+        self, model: nn.Module, units: Sequence[str], batches: Sequence[Batch], memory: float = 2e9, fixed: bool = False
+    ) -> None:
         self.model, self.units, self.batches = model, list(units), batches
         self.modules = [model.get_submodule(name) for name in units]
         self.outputs = Shelf(memory)
+        self.fixed = fixed
         self.kept: dict[int, Shelf] = {}
         self.forms: list[dict[int, Any]] = []
         self.memory = memory
         self.here = 0
         self.keep_all = False
         self.coming: Shelf | None = None
-        self.settled: dict[nn.Module, dict[int, Any]] = {}
         self.counts: dict[str, int] | None = None
-        self.room = memory / 5
+        self.parts = Parts(self._room)
 
     @property
     def module(self) -> nn.Module:
         """The unit to be run next."""
         return self.modules[self.here]
+
+    def _room(self) -> float:
+        """Bytes left for the outputs of settled parts."""
+        return self.memory / 5 if self.keep_all else self.memory - self.outputs.held
 
     def inputs(self, index: int) -> Inputs:
         """What batch number `index` brings to the present unit."""
@@ -233,8 +179,8 @@ class UnitWalk:
 
         with ExitStack() as stack:
             for number in range(self.here):
-                stack.enter_context(_forward(self.modules[number], self._replay(number, index)))
-            stack.enter_context(_forward(self.module, catch))
+                stack.enter_context(replaced_forward(self.modules[number], self._replay(number, index)))
+            stack.enter_context(replaced_forward(self.module, catch))
             with suppress(Stop):
                 call(self.model, self.batches[index])
         if not found:
@@ -245,10 +191,10 @@ class UnitWalk:
 
     def _replay(self, number: int, index: int) -> Callable[..., Any]:
         if number == self.here - 1 and not self.keep_all:
-            return lambda *args, **kwargs: _map(self.outputs[index], torch.clone)  # a model may work in place
+            return lambda *args, **kwargs: map_tensors(self.outputs[index], torch.clone)  # a model may work in place
         if number in self.kept:
-            return lambda *args, **kwargs: _map(self.kept[number][index], torch.clone)
-        return lambda *args, **kwargs: _map(self.forms[number][index], _poison)
+            return lambda *args, **kwargs: map_tensors(self.kept[number][index], torch.clone)
+        return lambda *args, **kwargs: map_tensors(self.forms[number][index], _poison)
 
     def run(self, index: int) -> Any:
         """The output of the present unit on batch number `index`."""
@@ -257,35 +203,30 @@ class UnitWalk:
 
     def call(self, index: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The output of the present unit for inputs of batch number `index`; settled parts run once for each batch."""
-        with ExitStack() as stack:
-            for part, known in self.settled.items():
-                stack.enter_context(_forward(part, self._again(part, known, index)))
+        with self.parts.replaced(index):
             return self.module(*args, **kwargs)
-
-    def _again(self, part: nn.Module, known: dict[int, Any], index: int) -> Callable[..., Any]:
-        """What a settled part computes: what it gave before, where that was kept."""
-        if index in known:
-            return lambda *args, **kwargs: _map(known[index], torch.clone)
-        forward = part.forward
-
-        def first(*args: Any, **kwargs: Any) -> Any:
-            given = list(leaves((args, kwargs)))
-            versions, places = [tensor._version for tensor in given], set(map(_place, given))
-            output = forward(*args, **kwargs)
-            taken = sum(_bytes(value) for each in self.settled.values() for value in each.values())
-            # A part that works in place, or gives what it was given, does more than return new tensors.
-            alone = versions == [tensor._version for tensor in given] and places.isdisjoint(map(_place, leaves(output)))
-            if alone and taken + _bytes(output) <= self.room:
-                known[index] = _map(output, lambda tensor: tensor.detach().clone())
-            return output
-
-        return first
 
     def settle(self, done: Iterable[Tensor], waiting: Iterable[Tensor]) -> None:
         """Parts of the present unit with weights that are `done`, none `waiting` and no batch norm change no more.
 
         From now on they run once for each batch and their outputs are kept, as far as there is room.
         """
+        self.parts.settle(self._fixed(done, waiting))
+
+    def close(self, layer: nn.Module, done: Iterable[Tensor], waiting: Iterable[Tensor]) -> None:
+        """The same for parts that are settled once `layer` has its new weight, and that end with it.
+
+        Until then the layer's inputs are kept, so that `finish` needs the layer alone to make the part's outputs.
+        """
+        around = [part for part in self._fixed(done, waiting) if any(inner is layer for inner in part.modules())]
+        self.parts.ending = (around[0], layer) if around and around[0] is not layer else None
+
+    def finish(self) -> None:
+        """Run the layer named in `close` on the inputs kept, now that it has its new weight."""
+        self.parts.finish()
+
+    def _fixed(self, done: Iterable[Tensor], waiting: Iterable[Tensor]) -> list[nn.Module]:
+        """The largest parts of the present unit with weights that are done, none waiting and no batch norm."""
         ready, open_ = {id(weight) for weight in done}, {id(weight) for weight in waiting}
         if self.counts is None:
             self.counts = _order(self.model, self.batches[0])[1]
@@ -295,7 +236,7 @@ class UnitWalk:
             fixed = holds & ready and not holds & open_ and not any(map(is_batch_norm, part.modules()))
             if name != unit and fixed and self.counts.get(name) == 1 and not any(_inside(name, up) for up in chosen):
                 chosen[name] = part
-        self.settled = {part: self.settled.get(part, {}) for part in chosen.values()}
+        return list(chosen.values())
 
     def advance(self) -> None:
         """Run the present unit on all batches and move on to the next."""
@@ -308,8 +249,11 @@ class UnitWalk:
         if self.coming is None:
             self.coming = Shelf(self.memory / len(self.units)) if self.keep_all else self.outputs
             self.forms.append({})
-        self.forms[-1][index] = _map(output, lambda tensor: tensor.new_empty((), device="meta").expand(tensor.shape))
+        self.forms[-1][index] = map_tensors(
+            output, lambda tensor: tensor.new_empty((), device="meta").expand(tensor.shape)
+        )
         self.coming[index] = output
+        self.parts.forget(index)
 
     def move_on(self) -> None:
         """Go to the next unit: the output of the present one is stored for every batch."""
@@ -318,7 +262,7 @@ class UnitWalk:
         if not self.keep_all:
             self.kept = {}
         self.coming = None
-        self.settled = {}
+        self.parts.clear()
         self.here += 1
 
 
@@ -340,7 +284,9 @@ def looks_back(model: nn.Module, units: Sequence[str], batch: Batch) -> bool:
             raise BadInput(
                 f"The activations after {unit!r} hold NaN or Inf on the first batch: mend the model or the data."
             )
-        walk.forms.append({0: _map(output, lambda tensor: tensor.new_empty((), device="meta").expand(tensor.shape))})
+        walk.forms.append(
+            {0: map_tensors(output, lambda tensor: tensor.new_empty((), device="meta").expand(tensor.shape))}
+        )
         walk.outputs[0] = output
         walk.here += 1
     return False
@@ -351,32 +297,7 @@ def _finite(tensor: Tensor) -> bool:
     return not tensor.is_floating_point() or not bool(torch.isnan(tensor).any())
 
 
-def _place(tensor: Tensor) -> int:
-    return storage(tensor) if tensor.layout is torch.strided else id(tensor)
-
-
 def _poison(form: Tensor) -> Tensor:
     if not form.is_floating_point():
         return torch.zeros((), dtype=form.dtype).expand(form.shape)
     return torch.full((), torch.nan, dtype=form.dtype).expand(form.shape)
-
-
-@contextmanager
-def _forward(module: nn.Module, function: Callable[..., Any]) -> Iterator[None]:
-    """Inside, `module` computes `function`."""
-    own = module.__dict__.get("forward")
-    module.forward = function
-    try:
-        yield
-    finally:
-        if own is None:
-            del module.forward
-        else:
-            module.forward = own
-
-
-def leaves(value: Any) -> Iterable[Tensor]:
-    """The tensors inside an output."""
-    found: list[Tensor] = []
-    _map(value, lambda tensor: found.append(tensor) or tensor)  # type: ignore[func-returns-value]
-    return found
