@@ -98,9 +98,11 @@ class Plan:
 
     @property
     def sparsity(self) -> float:
+        """Fraction of zeros over all weights that the masks cover."""
         return self.masks.sparsity
 
     def to_dict(self) -> dict[str, Any]:
+        """Everything but the masks as plain numbers, strings and lists."""
         return {
             "sparsity": self.sparsity,
             "bound": self.bound,

@@ -156,6 +156,7 @@ class AssumptionRow:
 
     @property
     def fits(self) -> bool:
+        """Whether the norm is at most 1.5 times that of independent weights."""
         return self.norm <= 1.5 * self.bulk_norm
 
 

@@ -80,13 +80,16 @@ class Ball:
 
     @property
     def shape(self) -> tuple[int, ...] | None:
+        """Shape of one input, where the domain shows it; else None."""
         return None if self.center is None else tuple(_tensor(self.center).shape)
 
     def region(self, shape: tuple[int, ...]) -> Region:
+        """The domain for inputs of this shape, as centres with a radius or half-widths."""
         centre = torch.zeros(shape, dtype=torch.float64) if self.center is None else _tensor(self.center)
         return Region(_shaped(centre, shape, "Ball's center")[None], float(self.radius))
 
     def describe(self) -> dict[str, Any]:
+        """The domain as plain numbers and lists; `restore` is the inverse."""
         return {"kind": "ball", "radius": float(self.radius), "center": _listed(self.center)}
 
 
@@ -122,10 +125,12 @@ class Box:
 
     @property
     def shape(self) -> tuple[int, ...] | None:
+        """Shape of one input, where the domain shows it; else None."""
         low, high = _tensor(self.low), _tensor(self.high)
         return tuple(low.shape) or tuple(high.shape) or None
 
     def region(self, shape: tuple[int, ...]) -> Region:
+        """The domain for inputs of this shape, as centres with a radius or half-widths."""
         low, high = (_shaped(_tensor(side), shape, "Box") for side in (self.low, self.high))
         centre = (low + high) / 2
         # Widened by the rounding of the midpoint, so that the box around it holds the whole box.
@@ -133,6 +138,7 @@ class Box:
         return Region(centre[None], float(torch.linalg.vector_norm(half)) * (1 + 1e-12), half)
 
     def describe(self) -> dict[str, Any]:
+        """The domain as plain numbers and lists; `restore` is the inverse."""
         return {"kind": "box", "low": _listed(self.low), "high": _listed(self.high)}
 
 
@@ -165,15 +171,18 @@ class Samples:
 
     @property
     def shape(self) -> tuple[int, ...] | None:
+        """Shape of one input, where the domain shows it; else None."""
         return tuple(_tensor(self.points).shape[1:])
 
     def region(self, shape: tuple[int, ...]) -> Region:
+        """The domain for inputs of this shape, as centres with a radius or half-widths."""
         points = _tensor(self.points)
         if tuple(points.shape[1:]) != shape:
             raise BadInput(f"The samples have shape {tuple(points.shape[1:])}, but the network takes {shape}.")
         return Region(points, float(self.radius))
 
     def describe(self) -> dict[str, Any]:
+        """The domain as plain numbers and lists; `restore` is the inverse."""
         return {"kind": "samples", "radius": float(self.radius), "points": _listed(self.points)}
 
 

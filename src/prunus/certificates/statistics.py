@@ -70,6 +70,7 @@ class Statistic:
         )
 
     def to_dict(self) -> dict[str, Any]:
+        """All fields and the statement as plain JSON."""
         return {**vars(self), "statement": self.statement}
 
 
@@ -236,6 +237,7 @@ class MaskTrials:
 
     @property
     def statement(self) -> str:
+        """The result in words."""
         return (
             f"{self.successes} of {self.trials} random masks stay within {self.error:.4g}: with confidence "
             f"{self.confidence:.4g} the probability lies in [{self.low:.4f}, {self.high:.4f}]."

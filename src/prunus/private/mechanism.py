@@ -202,8 +202,16 @@ class IndexMechanism:
     # ---------------------------------------------------------------------------------------------------- the error
 
     def expected_error(self, vector_or_d: Any, sigma: float = 1.0, group: int | None = None) -> float:
-        """Expected squared error ||g - g on the kept coordinates||^2: exact for a vector, for a size d under the model
-        of independent normal coordinates with standard deviation sigma (N-5, N-15 with groups)."""
+        """Expected squared error ||g - g on the kept coordinates||^2 (N-5, N-15 with groups).
+
+        Args:
+            vector_or_d: A vector, for which the result is exact; or a size, for independent normal coordinates.
+            sigma: Standard deviation of those coordinates.
+            group: Size of the groups that are drawn in.
+
+        Returns:
+            The expected squared error.
+        """
         if not isinstance(vector_or_d, numbers.Real):
             vector = torch.as_tensor(vector_or_d)
             if vector.dim() > 0:
@@ -272,18 +280,48 @@ class NoisyTopK(IndexMechanism):
 
     @classmethod
     def from_swap_epsilon(cls, k: float, epsilon: float) -> Self:
-        """Metric privacy `epsilon` for each swapped index: theta = epsilon / 2 (N-7d)."""
+        """Metric privacy for each swapped index: theta = epsilon / 2 (N-7d).
+
+        Args:
+            k: A fraction of the coordinates, or a count.
+            epsilon: The epsilon of one swapped index.
+
+        Returns:
+            The mechanism.
+        """
         return cls(k, swap_privacy.theta_for_swap_epsilon(epsilon))
 
     @classmethod
     def from_local_epsilon(cls, k: float, epsilon: float, d: int) -> Self:
-        """Pure local privacy `epsilon` for vectors of d coordinates: theta = epsilon / (2 min(m, d - m)) (N-7c)."""
+        """Pure local privacy between any two vectors: theta = epsilon / (2 min(m, d - m)) (N-7c).
+
+        Args:
+            k: A fraction of the coordinates, or a count; m is the number kept.
+            epsilon: The epsilon between any two vectors.
+            d: Coordinates of the vectors.
+
+        Returns:
+            The mechanism.
+        """
         m = IndexMechanism(k).count(d)
         return cls(k, swap_privacy.theta_for_local_epsilon(d, m, epsilon))
 
     @classmethod
     def from_error(cls, k: float, error: float, d: int, sigma: float = 1.0) -> Self:
-        """The most private mechanism with expected squared error `error` for normal coordinates (N-11), exact in d."""
+        """The most private mechanism with a given expected squared error for normal coordinates (N-11), exact in d.
+
+        Args:
+            k: A fraction of the coordinates, or a count.
+            error: The expected squared error.
+            d: Coordinates of the vectors.
+            sigma: Standard deviation of a coordinate.
+
+        Returns:
+            The mechanism.
+
+        Raises:
+            BadInput: No theta gives this error; the sentence names the possible ones.
+        """
         m = IndexMechanism(k).count(d)
         if m == d:
             raise BadInput("Keeping every coordinate has no error to choose: give k below 1.")
@@ -315,7 +353,13 @@ class NoisyTopK(IndexMechanism):
         return 2.0 * self.theta * sum(times * min(m, n - m) for n, times, m in kept)
 
     def privacy(self, d: int, swaps: int = 1, group: int | None = None) -> Privacy:
-        """Both readings of the privacy of one release: per swapped index, and between any two vectors."""
+        """Both readings of the privacy of one release: per swapped index, and between any two vectors.
+
+        Args:
+            d: Coordinates of the vector.
+            swaps: Distance of two top sets for `at_distance`.
+            group: Size of the groups that are drawn in.
+        """
         m = sum(times * self._kept_of(n, group) for n, times in _group_sizes(d, group))
         at_distance = swap_privacy.swap_privacy(self.theta, swaps)["epsilon"]
         local = self.worst_epsilon(d, group)

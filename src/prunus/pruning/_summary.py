@@ -35,6 +35,7 @@ class LayerSummary(LayerRow):
 
     @property
     def signal_to_noise(self) -> float:
+        """Predicted signal-to-noise ratio of the output, in decibels."""
         return -10 * math.log10(self.energy_removed) if self.energy_removed > 0 else math.inf
 
 

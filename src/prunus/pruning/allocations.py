@@ -23,15 +23,56 @@ _allocations: Registry[Allocation] = Registry("allocation")
 
 
 def register(name: str, *, replace: bool = False) -> Callable[[Allocation], Allocation]:
-    """Decorator: make an allocation available under `name`."""
+    """Decorator: make an allocation available under `name`.
+
+    Args:
+        name: What users write.
+        replace: Allow a name that exists already.
+
+    Returns:
+        The decorator, which gives the function back.
+
+    Example:
+        >>> @prunus.allocations.register("first half", replace=True)
+        ... def first_half(weights, scores, sparsity, pattern, absolute):
+        ...     return {name: sparsity if number == 0 else 0.0 for number, name in enumerate(weights)}
+        >>> model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 8))
+        >>> [row.sparsity for row in prunus.find_masks(model, 0.5, allocation="first half").layers]
+        [0.5, 0.0]
+    """
     return lambda function: _allocations.add(name, function, replace=replace)
 
 
 def names() -> tuple[str, ...]:
+    """The names of the allocations.
+
+    Returns:
+        The names, in the order of their registration.
+
+    Example:
+        >>> names()[:4]
+        ('uniform', 'global', 'erk', 'lamp')
+    """
     return tuple(_allocations)
 
 
 def parse(allocation: str | Allocation) -> Allocation:
+    """An allocation by name; a function is passed through.
+
+    Args:
+        allocation: A name, or a function.
+
+    Returns:
+        The function.
+
+    Raises:
+        UnknownName: There is no allocation of this name.
+        BadInput: It is neither a name nor a function.
+
+    Example:
+        >>> parse("uniform") is uniform
+        True
+    """
     if isinstance(allocation, str):
         return _allocations[allocation]
     if not callable(allocation):

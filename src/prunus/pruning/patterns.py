@@ -32,7 +32,6 @@ __all__ = [
     "Unstructured",
     "bank_size",
     "fixed_sparsity",
-    "mask_by_row",
     "names",
     "parse",
     "register",
@@ -64,15 +63,22 @@ class _Units(abc.ABC):
 
 @dataclass(frozen=True)
 class Unstructured:
-    """Any weight on its own."""
+    """Any weight on its own.
+
+    Example:
+        >>> str(prunus.patterns.Unstructured())
+        'unstructured'
+    """
 
     def units(self, scores: Tensor, weight: Weight, *, absolute: bool = False) -> tuple[Tensor, int]:
+        """Scores of the single weights, each of size 1."""
         return _magnitude(scores, absolute).reshape(-1), 1
 
     def check(self, weight: Weight, sparsity: float) -> None:
         """Any sparsity can be met exactly."""
 
     def mask(self, scores: Tensor, weight: Weight, sparsity: float, *, absolute: bool = False) -> Tensor:
+        """True where kept; exactly the rounded share of the smallest scores goes."""
         return drop_smallest(scores, whole(sparsity, scores.numel()), absolute=absolute)
 
     def __str__(self) -> str:
@@ -162,6 +168,14 @@ class Balanced(Banks):
     At sparsity s bank number b loses floor(s B) + [u_b < frac(s B)], with u the van der Corput sequence: the same for
     all rows, within 1 + log2(banks)/3 weights a row of the target, and masks of growing sparsity nest. `equal=True`
     rounds s B once.
+
+    Attributes:
+        bank: Weights in a bank.
+        equal: Every bank loses the same rounded number.
+
+    Example:
+        >>> str(prunus.patterns.Balanced(bank=8))
+        'balanced:8'
     """
 
     bank: int = 16
@@ -183,7 +197,12 @@ class Balanced(Banks):
 
 @dataclass(frozen=True)
 class NM(Banks):
-    """Keep n of every m neighbours. It has one sparsity, 1 - n/m."""
+    """Keep n of every m neighbours. It has one sparsity, 1 - n/m.
+
+    Example:
+        >>> str(prunus.patterns.NM(n=2, m=4))
+        '2:4'
+    """
 
     n: int = 2
     m: int = 4
@@ -194,6 +213,7 @@ class NM(Banks):
 
     @property
     def bank(self) -> int:  # type: ignore[override]
+        """The m neighbours among which n are kept."""
         return self.m
 
     @property
@@ -202,6 +222,7 @@ class NM(Banks):
         return 1 - self.n / self.m
 
     def check(self, weight: Weight, sparsity: float) -> None:
+        """Refuse any other sparsity, and rows that are too short."""
         own = self.fixed_sparsity
         if abs(sparsity - own) > 1e-9:
             raise BadInput(
@@ -219,7 +240,12 @@ class NM(Banks):
 
 @dataclass(frozen=True)
 class Kernels(_Units):
-    """Whole 2-D slices of a convolution, by their L1 norm; in a linear layer every weight is a slice of its own."""
+    """Whole 2-D slices of a convolution, by their L1 norm; in a linear layer every weight is a slice of its own.
+
+    Example:
+        >>> str(prunus.patterns.Kernels())
+        'kernels'
+    """
 
     def units(self, scores: Tensor, weight: Weight, *, absolute: bool = False) -> tuple[Tensor, int]:
         size = math.prod(weight.shape[2:])
@@ -234,7 +260,12 @@ class Kernels(_Units):
 
 @dataclass(frozen=True)
 class Channels(_Units):
-    """Whole output rows."""
+    """Whole output rows.
+
+    Example:
+        >>> str(prunus.patterns.Channels())
+        'channels'
+    """
 
     def units(self, scores: Tensor, weight: Weight, *, absolute: bool = False) -> tuple[Tensor, int]:
         rows = weight.rows(_magnitude(scores, absolute))
@@ -250,7 +281,12 @@ class Channels(_Units):
 
 @dataclass(frozen=True)
 class Blocks(_Units):
-    """Rectangles of `rows` x `cols` weights of the row matrix; those at the right and lower edge may be smaller."""
+    """Rectangles of `rows` x `cols` weights of the row matrix; those at the right and lower edge may be smaller.
+
+    Example:
+        >>> str(prunus.patterns.Blocks(rows=4, cols=4))
+        'blocks:4x4'
+    """
 
     rows: int = 4
     cols: int = 4
@@ -287,6 +323,12 @@ def fixed_sparsity(pattern: str | Pattern) -> float | None:
 
     A pattern of one's own says so with an attribute `fixed_sparsity`.
 
+    Args:
+        pattern: A pattern, or its written form.
+
+    Returns:
+        The sparsity, or None.
+
     Example:
         >>> fixed_sparsity("2:4"), fixed_sparsity("balanced:16")
         (0.5, None)
@@ -298,6 +340,12 @@ def fixed_sparsity(pattern: str | Pattern) -> float | None:
 def bank_size(pattern: str | Pattern) -> int | None:
     """How many neighbours a pattern of banks chooses among (16 for balanced:16, 4 for 2:4); None for the others.
 
+    Args:
+        pattern: A pattern, or its written form.
+
+    Returns:
+        The number of neighbours, or None.
+
     Example:
         >>> bank_size("balanced:16"), bank_size("2:4"), bank_size("channels")
         (16, 4, None)
@@ -307,15 +355,7 @@ def bank_size(pattern: str | Pattern) -> int | None:
 
 
 def bank_drops(pattern: Pattern, weight: Weight, sparsity: float) -> list[tuple[int, int, int]]:
-    """(start, length, weights lost) of every bank along a row; empty for patterns without banks.
-
-    Example:
-        >>> import torch
-        >>> from prunus.layers import prunable_weights
-        >>> (weight,) = prunable_weights(torch.nn.Linear(8, 3)).values()
-        >>> bank_drops(parse("2:4"), weight, 0.5)
-        [(0, 4, 2), (4, 4, 2)]
-    """
+    """(start, length, weights lost) of every bank along a row; empty for patterns without banks."""
     if not isinstance(pattern, Banks):
         return []
     places = _banks(weight, pattern.bank)
@@ -370,12 +410,35 @@ register("blocks:RxC")(Blocks)
 
 
 def names() -> Iterable[str]:
-    """The written forms of the patterns."""
+    """The written forms of the patterns.
+
+    Returns:
+        The forms, in the order of their registration.
+
+    Example:
+        >>> names()[:3]
+        ('unstructured', 'balanced:B', 'N:M')
+    """
     return tuple(_FORMS)
 
 
 def parse(pattern: str | Pattern) -> Pattern:
-    """A pattern from its written form; a pattern object is passed through."""
+    """A pattern from its written form; a pattern object is passed through.
+
+    Args:
+        pattern: Such as "balanced:16", or an object with `mask`, `units` and `check`.
+
+    Returns:
+        The pattern.
+
+    Raises:
+        UnknownName: No pattern is written so.
+        BadInput: The object is no pattern.
+
+    Example:
+        >>> parse("2:4") == NM(2, 4)
+        True
+    """
     if isinstance(pattern, str):
         for form, make in _FORMS.values():
             match = form.fullmatch(pattern.strip())

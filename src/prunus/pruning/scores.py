@@ -41,6 +41,11 @@ class ScoreRule:
     steps of geometrically falling density, scoring anew each time. `draws`: (wanted zeros, weights, generator) -> how
     many go, for schemes whose count is itself random. `needs_data`: it reads data. `within_rows`: weights are
     compared within an output row, not within a layer.
+
+    Example:
+        >>> rule = prunus.scores.parse("snip")
+        >>> rule.name, rule.absolute, rule.needs_data
+        ('snip', True, True)
     """
 
     name: str
@@ -123,15 +128,51 @@ def register(
 
 
 def needs_data(score: str | Score | ScoreRule) -> bool:
-    """Whether a score needs data."""
+    """Whether a score needs data.
+
+    Args:
+        score: A name, a function, or a `ScoreRule`.
+
+    Returns:
+        True or False.
+
+    Example:
+        >>> needs_data("snip"), needs_data("magnitude")
+        (True, False)
+    """
     return parse(score).needs_data
 
 
 def names() -> tuple[str, ...]:
+    """The names of the scores.
+
+    Returns:
+        The names, in the order of their registration.
+
+    Example:
+        >>> "wanda" in names()
+        True
+    """
     return tuple(_scores)
 
 
 def parse(score: str | Score | ScoreRule) -> ScoreRule:
+    """A score as a `ScoreRule`.
+
+    Args:
+        score: A name, "package.module:function", a function of a `ScoreContext`, or a `ScoreRule`.
+
+    Returns:
+        The rule.
+
+    Raises:
+        UnknownName: There is no score of this name.
+        BadInput: It is none of these, or cannot be imported.
+
+    Example:
+        >>> parse("wanda").within_rows
+        True
+    """
     if isinstance(score, str) and score not in tuple(_scores) and is_import_path(score):
         found = import_object(score, "score")
         return found if isinstance(found, ScoreRule) else dataclasses.replace(parse(found), name=score)

@@ -227,10 +227,12 @@ class BalancedLinear(PackedModule):
 
     @property
     def in_features(self) -> int:
+        """Number of inputs."""
         return self.cols
 
     @property
     def out_features(self) -> int:
+        """Number of outputs."""
         return self.rows
 
     def forward(self, input: Tensor) -> Tensor:
@@ -309,26 +311,32 @@ class SparseConv2d(PackedModule):
 
     @property
     def in_channels(self) -> int:
+        """Number of input channels."""
         return self.geometry.inputs
 
     @property
     def out_channels(self) -> int:
+        """Number of output channels."""
         return self.geometry.outputs
 
     @property
     def kernel_size(self) -> tuple[int, int]:
+        """Height and width of the kernel."""
         return self.geometry.kernel
 
     @property
     def stride(self) -> tuple[int, int]:
+        """Steps in y and x."""
         return self.geometry.stride
 
     @property
     def padding(self) -> tuple[int, int]:
+        """Zeros around the image in y and x."""
         return self.geometry.padding
 
     @property
     def dilation(self) -> tuple[int, int]:
+        """Distance of the kernel's taps in y and x."""
         return self.geometry.dilation
 
     def forward(self, input: Tensor, other: Tensor | None = None) -> Tensor:

@@ -63,14 +63,17 @@ class Packed:
 
     @property
     def groups(self) -> int:
+        """Number of groups of sixteen rows."""
         return -(-self.rows // LANES)
 
     @property
     def slots(self) -> int:
+        """Number of slots over all groups."""
         return self.values.shape[0]
 
     @property
     def nbytes(self) -> int:
+        """Bytes of all tensors together."""
         return sum(tensor.nbytes for tensor in self.tensors().values())
 
     @cached_property
@@ -84,6 +87,7 @@ class Packed:
         return self.kept / max(1, self.values.numel())
 
     def tensors(self) -> dict[str, Tensor]:
+        """The tensors by the names of the layout."""
         found = {"values": self.values, "index": self.index, "schedule": self.schedule, "starts": self.starts}
         return found if self.scale is None else {**found, "scale": self.scale}
 

@@ -59,6 +59,7 @@ class Group:
         return len(self.classes)
 
     def part(self, tensor: str, dim: int) -> Part | None:
+        """Where the units lie in this tensor along this dimension; None where they do not."""
         return next((part for part in self.parts if part.tensor == tensor and part.dim == dim), None)
 
 
@@ -119,6 +120,7 @@ class Coupling:
         return stays
 
     def of_atoms(self, stays: Array, atoms: Array) -> Array:
+        """For each atom, whether its unit stays."""
         return stays[self.classes[atoms]]
 
     def step(self, position: int, multiple: int = 1) -> int:

@@ -57,6 +57,7 @@ class Job:
     network: Path | None = None
 
     def message(self) -> dict[str, Any]:
+        """The job as plain JSON, for a worker."""
         return {
             "kind": self.kind,
             "cell": self.cell.to_dict(),
@@ -151,12 +152,15 @@ class LocalEngine:
         self._ready = selectors.DefaultSelector()
 
     def submit(self, job: Job) -> None:
+        """Put a job at the end of the queue."""
         self._queue.append(job)
 
     def running(self) -> list[Job]:
+        """The jobs under way."""
         return [job for job in self._workers.values() if job is not None]
 
     def wait(self, seconds: float) -> list[Outcome]:
+        """Outcomes that have arrived, after waiting for one at most so long."""
         self._feed()
         outcomes = []
         for key, _ in self._ready.select(seconds if self.running() else 0):
@@ -166,6 +170,7 @@ class LocalEngine:
         return outcomes + self._overdue()
 
     def close(self) -> None:
+        """Stop all workers."""
         for worker in self._workers:
             worker.kill()
         for worker in self._workers:

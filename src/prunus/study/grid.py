@@ -86,11 +86,13 @@ class Cell:
 
     @property
     def title(self) -> str:
+        """The cell in one line, for people."""
         how = self.score if self.method == "prune" else self.method
         return f"{self.network} {self.data} {how} {self.pattern} {self.sparsity:g} seed {self.seed}"
 
     @property
     def network(self) -> str:
+        """The model's name with its width."""
         return self.model if self.width == 1 else f"{self.model} width {self.width:g}"
 
     def to_dict(self) -> dict[str, Any]:

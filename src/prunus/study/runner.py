@@ -50,10 +50,12 @@ class Progress:
 
     @property
     def left(self) -> int:
+        """Cells that have not ended yet."""
         return self.total - self.cached - self.done - self.failed
 
     @property
     def elapsed(self) -> float:
+        """Seconds since the start."""
         return time.monotonic() - self.started
 
     @property

@@ -290,6 +290,7 @@ class Store:
             self._db.execute("PRAGMA journal_mode = DELETE")
 
     def close(self) -> None:
+        """Close the file."""
         self._db.close()
 
     def __enter__(self) -> Store:

@@ -47,6 +47,7 @@ class Effort:
 
     @property
     def budget(self) -> int:
+        """The memory in bytes."""
         return int(self.memory * 2**20)
 
 

@@ -65,10 +65,12 @@ class NTKForm(nn.Module):
 
     @property
     def factors(self) -> tuple[float, ...]:
+        """What each layer multiplies its input by."""
         return tuple(layer.factor for layer in self._scaled_layers())
 
     @property
     def limit_scale(self) -> float:
+        """The kernel's limit over that of `limit` (or `limit_convolutional`)."""
         first = self._scaled_layers()[0]
         result: float = (first.factor / _first_factor(first)) ** 2
         return result

@@ -160,6 +160,7 @@ class WidthPlan:
 
     @property
     def statement(self) -> str:
+        """The plan in words."""
         return (
             f"At density {self.density:g} about {self.width} units a layer keep the standard deviation of one output's "
             f"kernel, relative to the norms of the inputs, at {self.sigma:g} (a fit to pilot runs, not a theorem)."

@@ -304,6 +304,7 @@ class Run:
                 distributed.require_equal(self.masks, "The masks")
 
     def fail(self, what: str) -> None:
+        """Raise `RunFailed` with the norms of the parameters and the last good checkpoint."""
         norms = ", ".join(f"{name} {float(p.detach().norm()):.3g}" for name, p in self.model.named_parameters())
         kept = self.checkpoints.paths() if self.checkpoints is not None else []
         good = f"the last good checkpoint is {kept[0]}" if kept else "no checkpoint was kept"

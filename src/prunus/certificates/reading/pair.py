@@ -69,6 +69,7 @@ class Pair:
 
     @property
     def output_shape(self) -> tuple[int, ...]:
+        """Shape of the output, without the batch."""
         return self.steps[-1].shape
 
     def run(self, inputs: Tensor, pruned: bool) -> list[Tensor]:

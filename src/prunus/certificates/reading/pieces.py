@@ -51,6 +51,7 @@ class Affine:
     bias_size: Tensor | None = None
 
     def run(self, x: Tensor) -> Tensor:
+        """The output for inputs (n, *shape)."""
         y = self.apply(self.weight, x)
         return y if self.bias is None else y + self.bias
 
@@ -59,6 +60,7 @@ class Affine:
         return self.apply(None if self.weight is None else self.weight.abs(), x)
 
     def without_bias(self, weight: Tensor | None) -> Callable[[Tensor], Tensor]:
+        """The linear part with another weight, as a function."""
         return lambda x: self.apply(weight, x)
 
 
@@ -81,6 +83,7 @@ class Join:
     bias: Tensor | None = None
 
     def run(self, values: list[Tensor]) -> Tensor:
+        """The sum or concatenation of the values."""
         if self.kind == "concatenation":
             return torch.cat(values, dim=self.axis)
         total = values[0]
@@ -106,6 +109,7 @@ class ValueProduct:
     settings: tuple[Any, ...] = ()
 
     def run(self, values: list[Tensor]) -> Tensor:
+        """The product of the two values."""
         return values[0] * values[1]
 
 
@@ -148,6 +152,7 @@ class Elementwise:
     relative: bool = False
 
     def run(self, x: Tensor) -> Tensor:
+        """The output for inputs (n, *shape)."""
         return self.function(x)
 
     def values(self, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
@@ -226,6 +231,7 @@ class Lipschitz:
     bend: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor] | None = None
 
     def run(self, x: Tensor) -> Tensor:
+        """The output for inputs (n, *shape)."""
         return self.function(x)
 
 
