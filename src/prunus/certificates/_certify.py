@@ -71,6 +71,7 @@ class CertifyOptions:
             raise BadInput(f"The time for the linear relaxation is {self.seconds} s: it must be 0 or more.")
 
     def say(self, sentence: str) -> None:
+        """Report a stage, where progress was asked for."""
         if self.progress is not None:
             self.progress(sentence)
 
@@ -270,6 +271,7 @@ class Bounds:
         self.norms = Norms(pair)
 
     def of(self, region: Region, norm: int | str = 2) -> Combined:
+        """The best bounds of all methods on one region, in the given norm."""
         entries = math.prod(self.pair.input_shape) + sum(math.prod(step.shape) for step in self.pair.steps)
         chunk = max(1, _ENTRIES // entries)
         columns: dict[str, list[Tensor]] = {}
