@@ -45,7 +45,7 @@ SURVIVORS = ROOT / "docs" / "evidence" / "mutation-survivors.toml"
 WANTED_SHARE = 0.95
 MARK = "# tolerance"
 NOT_FORMULAS = ("checks", "reproductions", "comparison", "simulation", "planning", "_simulation", "_networks")
-SHARED = {  # files of formulas/ and the papers whose tests speak for them; others are tested by all papers
+SHARED = {  # files of formulas/ and the papers whose tests cover them; others are tested by all papers
     "closeness": ["closeness"],
     "intervals": ["closeness"],
     "norms": ["closeness"],
@@ -244,7 +244,7 @@ def subject_of(name: str) -> str:
 
 
 def tests_of(name: str) -> list[str]:
-    """The test files that speak for a file; what all papers share is tested by all of them."""
+    """The test files that cover a file; what all papers share is tested by all of them."""
     subject = subject_of(name)
     if subject in ("index", "verify"):
         return [f"tests/papers/test_{subject}.py", "tests/cli/test_theory.py"]
