@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from prunus.timing import interleave, median, ratios, spread
 
-__all__ = ["Samples", "interleave", "median", "quietest", "ratios", "spread", "table"]
+__all__ = ["Samples", "interleave", "load", "median", "quietest", "ratios", "spread", "table"]
 
 Samples = dict[str, list[float]]
 
@@ -26,6 +27,11 @@ def table(samples: Samples, ours: str) -> list[dict[str, Any]]:
     ]
 
 
+def load() -> float:
+    """The machine's load average of the last minute: above the number of cores, trust ratios only."""
+    return round(os.getloadavg()[0], 1)
+
+
 def quietest(measure: Callable[[], Sequence[Any]], passes: int) -> list[dict[str, Any]]:
     """The table of `prunus.sparse` results that `measure` gives, taken `passes` times over.
 
@@ -40,5 +46,5 @@ def quietest(measure: Callable[[], Sequence[Any]], passes: int) -> list[dict[str
     for row in zip(*tables):
         quiet = min(row, key=lambda result: result.seconds["dense"])
         ratios_seen = " / ".join(f"{result.ratios['dense']:.1f}" for result in row)
-        kept.append(rows([quiet])[0] | ({"vs dense, each pass": ratios_seen} if passes > 1 else {}))
+        kept.append(rows([quiet])[0] | ({"vs dense, each pass": ratios_seen} if passes > 1 else {}) | {"load": load()})
     return kept

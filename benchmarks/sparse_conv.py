@@ -1,7 +1,8 @@
 """3x3 convolutions, fp32, one thread, 90 % balanced:16: how many times faster ours is than each peer.
 
-Median of interleaved runs, processor time; three passes, of which each row keeps the one in which torch was fastest.
-"best dense" is the fastest of torch in both memory formats, oneDNN with packed weights, and ONNX Runtime.
+Median of interleaved runs, processor time; two passes, of which each row keeps the one in which torch was fastest.
+"best dense" is the fastest of torch in both memory formats, oneDNN with packed weights, and ONNX Runtime;
+"load" is the machine's load average.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ def run(quick: bool) -> list[dict[str, Any]]:
             torch.manual_seed(0)
             conv = nn.Conv2d(channels, channels, 3, padding=1, bias=False).requires_grad_(False)
             prunus.prune(conv, 0.9, pattern="balanced:16")
-            results += [bench_conv(conv, batch, (size, size), repeats=5 if quick else 11) for batch in (1, 32)]
+            results += [bench_conv(conv, batch, (size, size), repeats=5 if quick else 9) for batch in (1, 32)]
         return results
 
-    return quietest(measure, 1 if quick else 3)
+    return quietest(measure, 1 if quick else 2)

@@ -2,7 +2,7 @@
 
 "vs dense" is F.linear over ours, one thread, fp32. "energy" is the share of weight energy a balanced mask removes from
 a layer as torch initialises it (uniform weights; for normal ones see the guide), and "excess" how much more that is
-than for a free choice (ledger B-6). "unstructured" masks are packed with zero-filled slots.
+than for a free choice (ledger B-6). "unstructured" masks are packed with zero-filled slots; "load" is the load average.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.harness import load
 from benchmarks.sparse_linear import balanced
 from prunus.sparse.bench import bench_linear
 
@@ -33,5 +34,5 @@ def run(quick: bool) -> list[dict[str, Any]]:
                 result = bench_linear(weight, batch, peers=(), repeats=5 if quick else 9)
                 row[f"batch {batch} vs dense"] = round(result.ratios["dense"], 2)
                 row[f"batch {batch} vs best"] = round(result.best_dense, 2)
-            table.append(row)
+            table.append(row | {"load": load()})
     return table

@@ -1,8 +1,8 @@
 """Linear layers, fp32, one thread, balanced:16: how many times faster ours is than each peer.
 
-Median of interleaved runs, processor time; three passes, of which each row keeps the one in which F.linear was fastest.
-"best dense" is the fastest of F.linear, oneDNN and MKL with packed weights, and ONNX Runtime. Sparsities are the
-realised ones.
+Median of interleaved runs, processor time; two passes, of which each row keeps the one in which F.linear was fastest.
+"best dense" is the fastest of F.linear, oneDNN and MKL with packed weights, ONNX Runtime and OpenVINO. Sparsities are
+the realised ones; "load" is the machine's load average: above one, trust the ratios only.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import prunus
 from benchmarks.harness import quietest
 from prunus.sparse.bench import BenchResult, bench_linear
 
-PEERS = ("csr", "scipy", "numba", "onnx")
+PEERS = ("csr", "scipy", "numba", "onnx", "openvino")
 
 
 def balanced(rows: int, cols: int, sparsity: float, pattern: str = "balanced:16") -> torch.Tensor:
@@ -34,9 +34,9 @@ def run(quick: bool) -> list[dict[str, Any]]:
     cells = [(*shape, 0.9, batch) for shape in shapes for batch in batches]
     cells += [(1024, 1024, sparsity, batch) for sparsity in (0.5, 0.75, 0.95) for batch in ([64] if quick else batches)]
     weights = {kind: balanced(*kind) for kind in {cell[:3] for cell in cells}}
-    repeats = 5 if quick else 15
+    repeats = 5 if quick else 9
 
     def measure() -> list[BenchResult]:
         return [bench_linear(weights[cell[:3]], cell[3], peers=PEERS, repeats=repeats) for cell in cells]
 
-    return quietest(measure, 1 if quick else 3)
+    return quietest(measure, 1 if quick else 2)
