@@ -5,7 +5,8 @@ processor time, medians. ResNet-20 has its trained weights at 90 % balanced:16 w
 layer stay dense), runs on CIFAR-10 test images, and both sides calibrate on images: ONNX Runtime on these very ones.
 "measured" is what `compress` makes of it by itself, "always" has integers in every pruned layer. Convolutions are 3x3,
 90 and 75 % balanced:16, over a given range, against our own float32. LSTM and GRU have 256 units, 90 % balanced:16, 16
-steps, against torch's dense ones. "error" is relative, against float32 with the same weights; "load" the load average.
+steps, against torch's dense ones. "error" is relative, against float32 with the same weights; "load" the load average:
+above one, trust the ratios only. The three groups may be runs of different hours.
 """
 
 from __future__ import annotations
