@@ -1,6 +1,7 @@
 """Private training as the field does it: rate and clip tuned for each method, then epsilon, k and index shares.
 
     python -m tools.private_study --store runs.jsonl --minutes 30    # goes on where it stopped; writes docs/evidence
+    python -m tools.private_study --data mnist --parts k             # only these
     python -m tools.private_study --full ...                         # all images, 8 epochs, five seeds
 
 Every finished run is a line of the store, so a killed study loses one run. The tables are made from the lines.
@@ -14,7 +15,7 @@ import math
 import statistics
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ RATES, CLIPS = (0.06, 0.18), (0.1, 1.0)
 MOST_RATES = 5
 # The other rate that is tried where a run leaves epsilon 3 and k 0.1: noise allows less at 1, fewer coordinates more.
 OTHER_RATE = {("epsilon", 1.0): 1 / 3, ("epsilon", 8.0): 3.0, ("k", 0.03): 3.0, ("k", 0.3): 1 / 3}
-PARTS = ("epsilon", "k", "index share", "both")
+PARTS = ("epsilon 3", "other epsilons", "k", "index share", "both")
 PUBLISHED = (
     {"method": "published: tanh CNN, DP-SGD (Papernot et al. 2021)", "epsilon": 2.93, "test": 98.1},
     {"method": "published: AdaDPIGU, another network, k = 0.6", "epsilon": 8.0, "k": 0.6, "test": 99.12},
@@ -100,10 +101,10 @@ class Study:
     def __init__(self, store: Store, scale: Scale) -> None:
         self.store, self.scale = store, scale
 
-    def missing(self) -> Iterator[Setting]:
+    def missing(self, parts: Sequence[str] = PARTS, names: Sequence[str] | None = None) -> Iterator[Setting]:
         """Settings not yet run, in order; a tuned rate is known once its runs are in the store."""
-        for part in PARTS:
-            for data in self.scale.data:
+        for part in parts:
+            for data in names or self.scale.data:
                 while open_ := self._open(data, part):
                     yield open_[0]
 
@@ -180,8 +181,10 @@ class Study:
 def _plan(part: str) -> list[tuple[str, dict[str, float]]]:
     """Methods, and what they change of epsilon 3, k 0.1 and an index share of 0.01."""
     sparse = TUNED[1:]
-    if part == "epsilon":
-        return [(method, {} if e == 3.0 else {"epsilon": e}) for e in (3.0, 1.0, 8.0) for method in TUNED]
+    if part == "epsilon 3":
+        return [(method, {}) for method in TUNED]
+    if part == "other epsilons":
+        return [(method, {"epsilon": e}) for e in (1.0, 8.0) for method in TUNED]
     if part == "k":
         return [(method, {"k": k}) for k in (0.03, 0.3) for method in sparse]
     if part == "index share":
@@ -230,13 +233,15 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--store", type=Path, default=FOLDER / "private-tanh-runs.jsonl")
     parser.add_argument("--minutes", type=float, default=math.inf, help="start no run after so many minutes")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="only these parts")
+    parser.add_argument("--data", nargs="+", choices=REDUCED.data, default=REDUCED.data, help="only these data sets")
     parser.add_argument("--full", action="store_true", help="the whole grid: days on one core")
     parser.add_argument("--evidence", type=Path, default=FOLDER, help="folder of the tables")
     given = parser.parse_args(arguments)
     torch.set_num_threads(1)
     study = Study(Store(given.store), FULL if given.full else REDUCED)
     began = time.monotonic()
-    for setting in study.missing():
+    for setting in study.missing(given.parts, given.data):
         if time.monotonic() - began > 60.0 * given.minutes:
             break
         start = time.monotonic()

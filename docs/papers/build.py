@@ -46,7 +46,7 @@ prunus theory --check             recomputes all reference values and runs all c
 prunus theory --vacuity           says what the closeness theorems allow in practice
 ```
 
-[What covers each statement](statements.md) lists the numbered statements of the papers and what is missing.
+[What covers each statement](statements.md) lists the papers' numbered statements, tables and figures, and what is missing.
 
 This page is written by `docs/papers/build.py`.
 """
@@ -60,7 +60,13 @@ def render() -> str:
     for paper, (title, purpose) in PAPERS.items():
         chosen = [claim for claim in claims.values() if claim.paper == paper]
         name = paper.replace("_", "-")
-        lines += ["", f"## [{title}]({name}.md)", "", f"{purpose} [Formulas and symbols](formulas-{name}.md), [errata](errata-{name}.md).", ""]
+        lines += [
+            "",
+            f"## [{title}]({name}.md)",
+            "",
+            f"{purpose} [Formulas and symbols](formulas-{name}.md), [errata](errata-{name}.md).",
+            "",
+        ]
         lines += ["| id | result | status | erratum | code |", "|---|---|---|---|---|"]
         for claim in chosen:
             file = Path(claim.function.__module__.replace(".", "/")).with_suffix(".py")

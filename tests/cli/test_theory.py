@@ -116,7 +116,7 @@ def test_every_value_shape_is_parsed():
         (["K-1a", "correlation="], "must have the form name=value"),
         (["K-1a", "=3"], "must have the form name=value"),
         (["K-1a", "correlation=0.5", "correlation=0.6"], "given twice"),
-        (["K-1a", "rho=0.5"], "It takes correlation"),
+        (["K-1a", "rho=0.5"], "it takes correlation"),
         (["K-4", "angle=1", "depth=2", "density=0"], "density must be a finite number in (0, 1]"),
         (["--vacuity", "--width", "256.5"], "--width takes whole numbers separated by commas"),
         (["--vacuity", "--layers", "three"], "--layers takes whole numbers separated by commas"),

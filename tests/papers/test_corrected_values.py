@@ -70,11 +70,15 @@ def test_small_windows_keep_their_digits(window: float) -> None:
         assert iterand.coordinate_success(window, resamples, 1, 1) == pytest.approx(hit * hit, rel=1e-12)
         many = iterand.coordinate_success(window, resamples, 10, 1)
         assert many == pytest.approx(-math.expm1(10 * math.log1p(-hit * hit)), rel=1e-9)
-    success = claims["I-16a"](weights=[[1.0]], error=1e-9, resamples=1, half=1)["success"]
-    q = 1e-9 / 8  # window of one inner weight; the outer one is as likely at the edge
-    assert 0 < success < 1e-12
-    assert math.isfinite(math.log(success))
-    assert q > 0
+
+
+@pytest.mark.parametrize("error", [1e-60, 1e-17, 1e-9, 1e-3])
+def test_a_construction_with_small_windows_keeps_its_digits(error: float) -> None:
+    """One weight, one neuron for each sign: both factors lie within error / 2, one-sided where the target is at 1."""
+    chance = error / 4
+    for weight, sides in ((1.0, 1.0), (-1.0, 1.0), (0.3, 2.0)):
+        found = claims["I-16a"](weights=[[weight]], error=error, resamples=1, half=1)["success"]
+        assert found == pytest.approx((chance * sides * chance) ** 2, rel=1e-12)
 
 
 def test_a_window_that_cuts_nothing_costs_nothing() -> None:

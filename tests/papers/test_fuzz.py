@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import decimal
 import warnings
+from decimal import Decimal
+from fractions import Fraction
 from typing import Any
 
+import numpy as np
 import pytest
 
 from prunus.errors import PrunusError
@@ -59,6 +63,17 @@ def test_no_raw_error(letter: str) -> None:
             {"layers": 10**8, "norms": 2.0, "second": 1.0, "fourth": 3.0, "latala": 1.0},
             "layers must be a whole number in",
         ),
+        ("N-5b", {"d": 10**132, "k": 0.05, "theta": 1e-37, "sigma": 0.5}, "too many to count one by one"),
+        ("P-12a", {"d": 16 * 10**14, "count": 2 * 10**20, "limit": 10**8}, "8.4e\\+06 terms"),
+        ("P-12a", {"d": 10**14, "count": 10**15, "limit": 60}, "8.4e\\+06 terms"),
+        ("K-22a", {"x": [[1.0] * 8] * 8, "y": [[1.0] * 8] * 8, "depth": 20_000}, "K-22a takes at most 1e\\+08 steps"),
+        ("P-9e", {"d": 64, "exponent": 0.5, "replacement": 10**5000}, "got more digits than can be written"),
+        ("N-2c", {"gradient": np.array(3.0), "m": 2}, "gradient must be a list"),
+        (
+            "P-14a",
+            {"norms": [1.0], "differences": [0.5], "radius": ["a" * 300]},
+            "radius must be a number, .{60,100}\\.$",
+        ),
     ],
 )
 def test_wrong_kinds_are_refused_by_name(identifier: str, arguments: dict[str, Any], sentence: str) -> None:
@@ -80,6 +95,37 @@ def test_a_factor_beyond_every_float_leaves_the_product() -> None:
     constants = claims["P-17a"](layers=2000, norms=1.2, lipschitz=0.4, **moments)
     assert constants["constant2"] == pytest.approx(2.17944591710512e-36, rel=1e-11)
     assert claims["P-14b"](**(given | {"layers": 100_000}), lipschitz=0.25)["error"] == 0.0
+
+
+def test_fractions_count_as_the_numbers_they_are() -> None:
+    given = {"d": Fraction(21_000), "k": Fraction(1, 8), "budget": Fraction(325, 2), "sigma": Fraction(1, 2)}
+    with pytest.raises(PrunusError, match="budget"):
+        claims["N-11b"](**given)
+    assert claims["B-3"](n=Fraction(4), r=Fraction(2)) == claims["B-3"](n=4, r=2)
+    assert claims["B-2a"](sparsity=Fraction(1, 4)) == claims["B-2a"](sparsity=0.25)
+
+
+@pytest.mark.parametrize(
+    "m, k, epsilon", [(14_073_748_835_532_800, 1.85e-11, 1.0), (10**12, 0.3, 1e-9), (20, 0.1, 8.0)]
+)
+def test_a_small_budget_spread_over_many_keeps_its_digits(m: int, k: float, epsilon: float) -> None:
+    """N-9e by fifty digits: m KL(p, k) is the budget."""
+    found = claims["N-9e"](m=m, k=k, epsilon=epsilon)["kept"]
+    with decimal.localcontext(prec=50):
+        p, q = Decimal(found), Decimal(k)
+        nearby = (p * (1 - Decimal(2) ** -50), p * (1 + Decimal(2) ** -50))
+        below, above = (x * (x / q).ln() + (1 - x) * ((1 - x) / (1 - q)).ln() for x in nearby)
+        assert below <= Decimal(epsilon) / m <= above
+
+
+def test_large_filters_are_all_alike_but_for_their_scale() -> None:
+    """K-22a: a filter that covers the image from every pixel sees the whole image, divided by its area."""
+    image = [[1.0, -2.0], [0.5, 3.0]]
+    found = {
+        side: claims["K-22a"](x=image, y=image, depth=1, kernel=side)["covariance"] for side in (3, 101, 10**9 + 1)
+    }
+    for side, value in found.items():
+        assert value * side**2 == pytest.approx(14.25, rel=1e-12)
 
 
 def test_a_chance_is_at_most_one() -> None:

@@ -64,9 +64,9 @@ def test_a_single_number_and_a_mapping_both_become_a_mapping():
 
 
 def test_wrong_arguments_name_the_right_ones():
-    with pytest.raises(BadInput, match=r"I-4b cannot be evaluated: .*It takes rate \(float"):
+    with pytest.raises(BadInput, match=r"I-4b cannot be evaluated: .*it takes rate \(float"):
         claims["I-4b"](speed=1)
-    with pytest.raises(BadInput, match="It takes rate"):
+    with pytest.raises(BadInput, match="it takes rate"):
         claims["I-4b"]()
 
 

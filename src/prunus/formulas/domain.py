@@ -16,15 +16,26 @@ from numpy.typing import ArrayLike, NDArray
 
 from prunus.errors import BadInput, UnknownName
 
+_LONGEST = 80
+
+
+def shown(value: Any) -> str:
+    """A value as messages quote it: its repr on one line, cut off where it is long."""
+    try:
+        text = " ".join(repr(value).split())
+    except ValueError:  # Python writes no whole number of more than 4,300 digits
+        return "more digits than can be written"
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
+
 
 def whole(name: str, value: Any, low: int | None = None, high: int | None = None) -> int:
     """A whole number in [low, high]; None leaves a side open."""
     number = _number(name, value)
     if not math.isfinite(number) or number != int(number):
-        raise BadInput(f"{name} must be a whole number{_range(low, high)}, got {value!r}.")
+        raise BadInput(f"{name} must be a whole number{_range(low, high)}, got {shown(value)}.")
     result = int(number)
     if (low is not None and result < low) or (high is not None and result > high):
-        raise BadInput(f"{name} must be a whole number{_range(low, high)}, got {result}.")
+        raise BadInput(f"{name} must be a whole number{_range(low, high)}, got {shown(result)}.")
     return result
 
 
@@ -43,7 +54,7 @@ def real(
     above = high is not None and (result > high or (open_high and result == high))
     if not math.isfinite(result) or below or above:
         limits = _range(low, high, open_low=open_low, open_high=open_high)
-        raise BadInput(f"{name} must be a finite number{limits}, got {value!r}.")
+        raise BadInput(f"{name} must be a finite number{limits}, got {shown(value)}.")
     return result
 
 
@@ -84,7 +95,7 @@ def _number(name: str, value: Any) -> Any:
     if isinstance(value, np.ndarray) and value.ndim == 0:
         value = value.item()
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, numbers.Real):
-        raise BadInput(f"{name} must be a number, got {value!r}.")
+        raise BadInput(f"{name} must be a number, got {shown(value)}.")
     return value
 
 

@@ -20,6 +20,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from prunus.errors import BadInput
 from prunus.formulas import domain
 
 Array = NDArray[np.float64]
@@ -33,6 +34,10 @@ _CHUNK = 1 << 20  # tolerance
 
 # Beyond this exponent exp(-2 theta) is 0 (or infinite) in every product that can occur.
 _EXTREME = 800.0  # tolerance
+
+# Standard deviation up to which the law is written out: 17 to each side are half a gigabyte.
+_WIDEST = 1e6
+_MOST_SWAPS = 2.0**53  # beyond this a float has no room for single swaps
 
 
 @dataclass(frozen=True)
@@ -96,6 +101,12 @@ class SwapLaw:
         q = self.odds[0]
         if q == 0.0 or math.isinf(q):
             return 0 if q == 0.0 else self.most
+        mean, variance = self.saddle
+        if not (mean <= _MOST_SWAPS and variance <= _WIDEST**2):
+            raise BadInput(
+                f"About {mean:.3g} swaps with a standard deviation of {math.sqrt(variance):.3g} are too many to count "
+                "one by one: take fewer coordinates, or a larger theta."
+            )
 
         def rises(i: int) -> bool:
             return (self.m - i + 1) * (self.others - i + 1) * q >= i * i

@@ -16,7 +16,8 @@ import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from fractions import Fraction
+from functools import cache, cached_property
 from importlib import resources
 from string import ascii_lowercase
 from typing import Any
@@ -25,7 +26,9 @@ import numpy as np
 
 from prunus.errors import BadInput, UnknownName
 from prunus.formulas.binding import corrected_form, printed_form
+from prunus.formulas.domain import shown
 from prunus.papers import LETTERS, PAPERS
+from prunus.papers.statements import statements
 
 
 @dataclass(frozen=True)
@@ -102,10 +105,10 @@ class Claim:
             inspect.signature(function).bind(**arguments)
         except TypeError as error:
             signature = ", ".join(f"{name} ({meaning})" for name, meaning in self.arguments.items())
-            raise BadInput(f"{self.id} cannot be evaluated: {error}. It takes {signature}.") from None
+            raise BadInput(f"{self.id} cannot be evaluated: {error}; it takes {signature}.") from None
         for name, value in arguments.items():
             _check_kind(name, value, self.arguments.get(name, ""))
-        result = function(**arguments)
+        result = function(**{name: _plain(value) for name, value in arguments.items()})
         if isinstance(result, Mapping):
             return dict(result)
         (name,) = names
@@ -174,8 +177,19 @@ class Claims(Mapping[str, Claim]):
 def _text(claim: Claim) -> str:
     """Everything a search looks at, in small letters."""
     meanings = (*claim.arguments, *claim.returns, *claim.returns.values())
-    parts = (claim.id, claim.title, claim.source, claim.paper.replace("_", " "), claim.erratum, *meanings)
+    names = (claim.source, *_places().get(claim.id, ()), claim.paper.replace("_", " "))
+    parts = (claim.id, claim.title, *names, claim.erratum, *meanings)
     return " | ".join((*parts, LETTERS[claim.id[0]])).lower()
+
+
+@cache
+def _places() -> dict[str, list[str]]:
+    """The statements, tables and figures that a claim covers, by its id."""
+    found: dict[str, list[str]] = {}
+    for statement in (one for paper in PAPERS for one in statements(paper)):
+        for identifier in statement.claims:
+            found.setdefault(identifier, []).append(statement.name)
+    return found
 
 
 def _check_kind(name: str, value: Any, meaning: str) -> None:
@@ -183,19 +197,29 @@ def _check_kind(name: str, value: Any, meaning: str) -> None:
     kind = meaning.partition(":")[0]
     if value is None or not kind:
         return
-    several = isinstance(value, (list, tuple, np.ndarray))
+    several = isinstance(value, (list, tuple)) or (isinstance(value, np.ndarray) and value.ndim > 0)
     if kind == "bool" and not isinstance(value, (bool, np.bool_)):
-        raise BadInput(f"{name} must be true or false, got {value!r}.")
+        raise BadInput(f"{name} must be true or false, got {shown(value)}.")
     if kind in ("int", "float") and (isinstance(value, (bool, str, list, tuple, dict)) or not _numeric(value)):
-        raise BadInput(f"{name} must be a number, got {value!r}.")
+        raise BadInput(f"{name} must be a number, got {shown(value)}.")
     if kind == "str" and not isinstance(value, str):
-        raise BadInput(f"{name} must be a word, got {value!r}.")
+        raise BadInput(f"{name} must be a word, got {shown(value)}.")
     if kind.startswith(("list", "nested")) and not several:
-        raise BadInput(f"{name} must be a {kind}, as in [1, 2], got {value!r}.")
+        raise BadInput(f"{name} must be a {kind}, as in [1, 2], got {shown(value)}.")
     if kind == "list of float" or kind == "list of int" or kind == "float or list of float":
         for item in value if several else (value,):
             if isinstance(item, (bool, str, list, tuple, dict)) or not _numeric(item):
-                raise BadInput(f"{name} must hold numbers only, got {item!r}.")
+                raise BadInput(f"{name} must hold numbers only, got {shown(item)}.")
+
+
+def _plain(value: Any) -> Any:
+    """A fraction as the int or float it stands for; anything else as it is."""
+    if not isinstance(value, Fraction):
+        return value
+    try:
+        return int(value) if value.denominator == 1 else float(value)
+    except OverflowError:
+        raise BadInput(f"{shown(value)} is a fraction that no float can hold.") from None
 
 
 def _numeric(value: Any) -> bool:

@@ -1,4 +1,4 @@
-"""The papers' numbered statements, and what covers each: claims, code that carries it out, or why nothing does."""
+"""The papers' numbered statements, tables and figures, and what covers each, or why nothing does."""
 
 from __future__ import annotations
 
@@ -11,19 +11,25 @@ from prunus.papers import LETTERS, PAPERS
 
 @dataclass(frozen=True)
 class Statement:
-    """One numbered statement: ids of claims, the name of code that carries it out, and what is missing, if anything."""
+    """One numbered statement, table or figure, and what covers it.
+
+    claims: ids of claims. code: name of code that carries it out. reproductions: ids of runs beside the published
+    numbers. open: what is missing, if anything, and why.
+    """
 
     paper: str
     name: str
     claims: tuple[str, ...] = ()
     code: str = ""
+    reproductions: tuple[str, ...] = ()
     open: str = ""
 
 
 def statements(paper: str) -> list[Statement]:
     """The statements of one paper, in its own order."""
     text = (resources.files("prunus.papers") / paper / "statements.toml").read_text("utf8")
-    return [Statement(paper, **{**row, "claims": tuple(row["claims"])}) for row in tomllib.loads(text)["statement"]]
+    rows = tomllib.loads(text)["statement"]
+    return [Statement(paper, **{k: tuple(v) if isinstance(v, list) else v for k, v in row.items()}) for row in rows]
 
 
 def page() -> str:
@@ -34,8 +40,9 @@ def page() -> str:
         found = statements(paper)
         done = sum(not statement.open for statement in found)
         lines += ["", f"## {LETTERS[letter]}", "", f"{done} of {len(found)} covered in full.", ""]
-        lines += ["| statement | claims | code | missing |", "|---|---|---|---|"]
+        lines += ["| statement | claims | code | reproductions | missing |", "|---|---|---|---|---|"]
         for row in found:
             code = f"`{row.code}`" if row.code else ""
-            lines.append(f"| {row.name} | {', '.join(row.claims)} | {code} | {row.open} |")
+            runs = ", ".join(f"`{name}`" for name in row.reproductions)
+            lines.append(f"| {row.name} | {', '.join(row.claims)} | {code} | {runs} | {row.open} |")
     return "\n".join(lines) + "\n"

@@ -13,6 +13,7 @@ from typing import cast
 import numpy as np
 from scipy import optimize, special
 
+from prunus.errors import BadInput
 from prunus.formulas.binding import claim, printed
 from prunus.formulas.domain import positive, probability, real, whole
 from prunus.formulas.numbers import elementwise
@@ -24,6 +25,8 @@ LOG_TINY = -690.0  # tolerance
 _CLOSE = {"xtol": 1e-15, "rtol": 1e-15}  # tolerance
 
 _SLACK = 1e-9  # tolerance
+
+_MOST_TERMS = 1 << 23  # of a Fourier transform: about a second
 
 
 @claim("P-10a")
@@ -279,6 +282,7 @@ def _loads_below(bins: int, count: int, limit: int) -> float:
     if limit * bins == count:  # every bin exactly full
         log_p = math.lgamma(count + 1.0) - bins * math.lgamma(limit + 1.0) - count * math.log(bins)
         return math.exp(log_p)
+    _check_terms(64.0 * limit, bins, count, limit)
     loads = np.arange(limit + 1.0)
     target = count / bins
 
@@ -296,6 +300,7 @@ def _loads_below(bins: int, count: int, limit: int) -> float:
     spread = math.sqrt(bins * float(pmf @ (loads - target) ** 2))
     enough = max(64.0 * spread, 64.0 * limit, 4096.0)  # tolerance
     size = int(min(limit * bins + 1, enough))
+    _check_terms(size, bins, count, limit)
     phase = np.exp(-2j * np.pi * ((count * np.arange(size)) % size) / size)
     spectrum = np.fft.fft(pmf, size)
     peak = float((spectrum**bins * phase.conj()).real.mean())
@@ -303,6 +308,14 @@ def _loads_below(bins: int, count: int, limit: int) -> float:
     whole_mean = bins * mean
     log_sum = whole_mean * rate(count / whole_mean - 1.0) + 0.5 * math.log(2.0 * math.pi * count) + stirling(count)
     return min(1.0, math.exp(bins * log_inside + math.log(peak) + log_sum))
+
+
+def _check_terms(size: float, bins: int, count: int, limit: int) -> None:
+    if size > _MOST_TERMS:
+        raise BadInput(
+            f"P-12a sums at most {_MOST_TERMS:.2g} terms, and {count:.3g} draws on {bins:.3g} lines with at most "
+            f"{limit:.3g} each need {size:.3g}: take smaller ones, or the bound of P-12c."
+        )
 
 
 @lru_cache(maxsize=64)

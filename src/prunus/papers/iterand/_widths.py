@@ -320,7 +320,7 @@ def _pairs(widths: Sequence[int]) -> list[tuple[int, int]]:
     try:
         sizes = [domain.whole("each of widths", width, 1) for width in widths]
     except TypeError:
-        raise BadInput(f"widths must be a list of whole numbers, got {widths!r}.") from None
+        raise BadInput(f"widths must be a list of whole numbers, got {domain.shown(widths)}.") from None
     if len(sizes) < 2:
         raise BadInput(f"widths must list at least an input and an output width, got {sizes}.")
     return list(itertools.pairwise(sizes))

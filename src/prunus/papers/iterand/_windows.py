@@ -36,8 +36,11 @@ def pair_exponent(window_u: float, window_v: float, resamples: int) -> float:
 
 
 def overlap(target: float, reach: float) -> float:
-    """Chance that a uniform draw from [-1, 1] lies within `reach` of the target."""
-    return (min(target + reach, 1.0) - max(target - reach, -1.0)) / 2
+    """Chance that a uniform draw from [-1, 1] lies within `reach` of the target, itself in [-1, 1].
+
+    A sum of two sides: the difference of the window's ends would lose a small reach.
+    """
+    return (min(reach, 1.0 - target) + min(reach, 1.0 + target)) / 2
 
 
 def coordinate_law(miss_u: float, misses_v: Mapping[float, int], half: int) -> tuple[float, float]:

@@ -9,14 +9,15 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from scipy import optimize, special
+from scipy import optimize
 
 from prunus.formulas import domain
 from prunus.formulas.binding import claim
 from prunus.formulas.swap_privacy import theta_for_local_epsilon
 from prunus.formulas.two_level import HUGE, checked_law, overlaps, sums_from_above
 
-_CLOSE = {"xtol": 1e-16, "rtol": 1e-14}  # tolerance
+_CLOSE = {"xtol": 1e-15, "rtol": 1e-14, "maxiter": 1000}  # tolerance
+_SLACK = 1e-12  # tolerance
 
 
 @claim("N-9a")
@@ -59,7 +60,14 @@ def rough_kept_fraction(m: int, k: float, epsilon: float) -> float:
     if target >= -math.log(k):
         return 1.0
 
-    def gap(p: float) -> float:
-        return float(special.rel_entr(p, k) + special.rel_entr(1.0 - p, 1.0 - k)) - target
+    # p = k (1 + x): each half of the divergence is small where x is, so a tiny target keeps its digits. The divergence
+    # is at most k x^2 / (1 - k), which bounds the root from below.
+    def gap(logarithm: float) -> float:
+        x = math.exp(logarithm)
+        kept = k * ((1.0 + x) * math.log1p(x) - x)
+        rest = (1.0 - k * (1.0 + x)) * math.log1p(-k * x / (1.0 - k)) + k * x
+        return kept + rest - target
 
-    return float(optimize.brentq(gap, k, 1.0, **_CLOSE))
+    low, high = 0.5 * (math.log(target) + math.log1p(-k) - math.log(k)), math.log1p(-k) - math.log(k)
+    root = optimize.brentq(gap, low - _SLACK, high - _SLACK, **_CLOSE) if gap(high - _SLACK) > 0.0 else high
+    return min(k * (1.0 + math.exp(root)), 1.0)

@@ -145,7 +145,7 @@ def _widths(widths: Sequence[int]) -> list[int]:
     try:
         sizes = [domain.whole("each of widths", width, 1) for width in widths]
     except TypeError:
-        raise BadInput(f"widths must be a list of whole numbers, got {widths!r}.") from None
+        raise BadInput(f"widths must be a list of whole numbers, got {domain.shown(widths)}.") from None
     if len(sizes) < 2 or sizes[-1] != 1:
         raise BadInput(f"widths must list at least one hidden layer and end with the output's 1, got {sizes}.")
     return sizes
