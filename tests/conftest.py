@@ -9,6 +9,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        reasons = [str(mark.kwargs.get("reason", "")) for mark in item.iter_markers("skip")]
+        if any("empty parameter set" in reason for reason in reasons):
+            raise pytest.UsageError(f"{item.nodeid} has no parameters, so it would test nothing.")
     folder = os.environ.get("PRUNUS_DATA", "")
     if folder and Path(folder).is_dir():
         return
