@@ -165,7 +165,8 @@ def largest(model: nn.Module, pruned: nn.Module, seed: int, radius: float) -> fl
 
 QUICK = CertifyOptions(methods=("recursion", "products", "intervals"), tune=False)
 WHOLE = CertifyOptions(tune=False)
-DRAWS = 20
+DRAWS, WHOLE_EVERY = 25, 10
+"""Drawings of weights for one module, and of how many one gets the relaxation and the guard beside the fast methods."""
 
 
 def checked(seed: int, draws: int) -> tuple[int, float] | None:
@@ -182,15 +183,16 @@ def checked(seed: int, draws: int) -> tuple[int, float] | None:
         if draw == 0:
             try:
                 graph = shared_graph(model, masks, (5,))
-                if graph is None or seed % 5 == 0:
+                if graph is None or seed % 10 == 0:
                     bound = prunus.certify(model, masks, ball, attack=False, options=WHOLE).bound
             except BadInput:
                 return None
-        if draw or (graph is not None and seed % 5):
+        if draw or (graph is not None and seed % 10):
             pair = read_pair(model, pruned, (5,), graph=graph)
             region = ball.region((5,))
-            check_reading(pair, (model, pruned), region, draw)
-            bound = Bounds(pair, WHOLE if draw % 4 == 0 else QUICK).of(region).bound
+            if draw % WHOLE_EVERY == 0:
+                check_reading(pair, (model, pruned), region, draw)
+            bound = Bounds(pair, WHOLE if draw % WHOLE_EVERY == 0 else QUICK).of(region).bound
         off = largest(model, pruned, seed + draw, radius) if draw % 2 == 0 else largest(model, pruned, seed, radius)
         assert off <= bound, (seed, draw)
         share = max(share, off / bound if bound > 0 else 0.0)
@@ -202,7 +204,7 @@ def checked(seed: int, draws: int) -> tuple[int, float] | None:
 @pytest.mark.prove
 def test_generated_modules_keep_their_bounds() -> None:
     """20,000 pairs in full: modules are read once, and their weights drawn again and again."""
-    wanted, pairs, refused, modules, top = scale(200, full=20_000), 0, 0, 0, 0.0
+    wanted, pairs, refused, modules, top = scale(300, full=20_000), 0, 0, 0, 0.0
     while pairs < wanted:
         found = checked(modules, DRAWS)
         modules += 1

@@ -43,6 +43,11 @@ def test_values_and_gradients_are_torchs(monkeypatch, threads):
             (found,) = torch.autograd.grad(convolve(one, weight, *steps), one, rows)
             (wanted,) = torch.autograd.grad(functional.conv2d(two, weight, None, *steps), two, rows)
             assert torch.allclose(found, wanted, rtol=0, atol=1e-12 * (1 + float(wanted.abs().max())))
+            # The derivative is linear in the rows, and its own derivative is the convolution again.
+            rows.requires_grad_()
+            (back,) = torch.autograd.grad(convolve(one, weight, *steps), one, rows, create_graph=True)
+            (again,) = torch.autograd.grad(back, rows, x)
+            assert torch.allclose(again, expected, rtol=0, atol=float(room_for_rounding))
     finally:
         torch.set_num_threads(before)
 

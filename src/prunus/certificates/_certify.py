@@ -328,7 +328,7 @@ class Bounds:
                 own[point] = torch.minimum(own[point], _output_sizes(tightened)[0])
 
             computed = computed_ranges(pair, region, self.norms, ranges)
-            relaxed = bound_relaxation(pair, region, ranges, computed, deadline, tell, self.options.tune)
+            relaxed = bound_relaxation(pair, region, ranges, computed, deadline, tell, options.tune, norm)
         if "recursion" in options.methods:
             bounds["recursion"] = sizes[-1].error * OUTWARDS
         if "products" in options.methods:
@@ -338,7 +338,7 @@ class Bounds:
         single, rounding = single + drift[:, None], drift
         if relaxed is not None:
             mine = torch.where(torch.isinf(relaxed.rounding), relaxed.bounds + drift[:, None], relaxed.bounds)
-            bounds["relaxation"] = _measured(mine, norm)
+            bounds["relaxation"] = torch.minimum(_measured(mine, norm), relaxed.lengths)
             single = torch.minimum(single, mine)
             share = _measured(relaxed.rounding, norm)
             wins = bounds["relaxation"] <= torch.stack(list(bounds.values())).amin(0)

@@ -98,7 +98,7 @@ def _roundings(pair: Pair, points: Tensor, sides: Sequence[bool]) -> list[Tensor
         ranges, norms = propagate_ranges(pair, here), Norms(pair)
         relaxation = _at_points(pair, here, ranges) if outputs <= _MOST_OUTPUTS else None
         for pruned in sides:
-            rounding = drifts(pair, norms, ranges, pruned, pair.dtypes[int(pruned)])[-1]
+            rounding = drifts(pair, norms, ranges, pruned, pair.dtypes[int(pruned) :][:1])[0][-1]
             if relaxation is not None:
                 units = torch.eye(outputs, dtype=torch.float64).reshape(1, outputs, *pair.output_shape)
                 rows = torch.cat([units, -units], dim=1).expand(points.shape[0], *[-1] * (units.ndim - 1))

@@ -12,7 +12,6 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.nn import functional
 from torch.nn.grad import conv2d_input
 
@@ -109,7 +108,6 @@ class _ByInput(torch.autograd.Function):
         return _run(x, weight, steps)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, rows: Tensor) -> tuple[Tensor, None, None]:
         (weight,) = ctx.saved_tensors
         return transposed(rows, weight, ctx.image, ctx.steps), None, None

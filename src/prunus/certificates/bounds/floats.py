@@ -74,8 +74,7 @@ def smallest(dtype: torch.dtype) -> float:
     return float(torch.finfo(dtype).tiny) if dtype in UNITS else 1e-5
 
 
-def overflow(sums: Tensor, dtype: torch.dtype) -> Tensor:
-    """Infinite for points where a sum of magnitudes may leave the range of the type."""
-    largest = float(torch.finfo(dtype).max) / 2 if dtype in UNITS else 6e4
-    over = ~(sums.flatten(1).amax(1) <= largest)
-    return torch.where(over, torch.full_like(over, math.inf, dtype=torch.float64), 0.0)
+def overflow(largest: Tensor, dtype: torch.dtype) -> Tensor:
+    """Infinite for points (points,) where the largest of some sums may leave the range of the type."""
+    limit = float(torch.finfo(dtype).max) / 2 if dtype in UNITS else 6e4
+    return torch.where(largest <= limit, 0.0, math.inf)

@@ -171,6 +171,8 @@ def computed_step(step: Step, sources: list[Ranges], dtypes: tuple[torch.dtype, 
 
 def _image(piece: Affine, weight: Tensor | None, source: Range, bias: Tensor | None) -> Range:
     """The range of `weight x + bias` over a range of x, with the rounding of the evaluation added."""
+    if weight is None and bias is None and piece.terms == 0:  # entries only move
+        return Range(piece.apply(None, source.low), piece.apply(None, source.high))
     middle = piece.apply(weight, source.middle)
     slack = 4 * (piece.terms + 4) * _UNIT
     half = piece.apply(None if weight is None else weight.abs(), source.half + slack * source.magnitude)

@@ -18,8 +18,9 @@ import torch
 from torch import Tensor
 
 from prunus.certificates.bounds.backward import Both
-from prunus.certificates.bounds.intervals import Range, Ranges
+from prunus.certificates.bounds.intervals import Range, Ranges, joint
 from prunus.certificates.bounds.lines import Lines, choose, difference_lines, lines
+from prunus.certificates.bounds.reach import Blocks, Slack, View, affordable, largest, saving
 from prunus.certificates.reading import activations
 
 _RELU = activations.relu()
@@ -73,8 +74,11 @@ class Leaders:
         parts = (each.low_slope, each.low, each.high_slope, each.high, each.gap)
         return Lines(*(part * keep for part in parts))
 
-    def network(self, part: Range) -> tuple[Lines, Tensor]:
-        """Lines on what a maximum adds to its leader, and how far apart they are (points, outputs)."""
+    def network(self, part: Range) -> tuple[Lines, Tensor, Tensor]:
+        """Lines on what a maximum adds to its leader, how far apart they are, and where the upper one is constant.
+
+        The last two are (points, outputs).
+        """
         each, shape = self.without_still(lines(_RELU, part)), self.shape
         # The lower bound uses one gap only: the one that can be largest.
         best = part.high.reshape(shape).argmax(2, keepdim=True)
@@ -90,7 +94,7 @@ class Leaders:
         loose = (competitors > 1) & (top - bottom < total)
         plain = Lines(one.low_slope, one.low, *self._constant(top), one.gap)
         chosen = choose(loose[:, :, None].expand(shape).flatten(1), plain, one)
-        return chosen, torch.where(loose, top - bottom, total)
+        return chosen, torch.where(loose, top - bottom, total), loose
 
     def _constant(self, value: Tensor) -> tuple[Tensor, Tensor]:
         """Slopes and offsets of a constant (points, outputs): the first tap carries it."""
@@ -98,8 +102,8 @@ class Leaders:
         first[:, :, 0] = 1.0
         return torch.zeros(self.still.shape, dtype=torch.float64), (value[:, :, None] * first).flatten(1)
 
-    def change(self, gaps: Ranges) -> tuple[Lines, Tensor]:
-        """Lines on max(0, g'_t) - max(0, g_t) in the gaps' differences, and how far apart they are."""
+    def change(self, gaps: Ranges) -> tuple[Lines, Tensor, Tensor]:
+        """Lines on max(0, g'_t) - max(0, g_t) in the gaps' differences, how far apart, and where they are constant."""
         shape = self.shape
         alive = ((gaps.original.high > 0) | (gaps.pruned.high > 0)).reshape(shape)
         each = self.without_still(difference_lines(_RELU, gaps))
@@ -108,7 +112,62 @@ class Leaders:
         plain = Lines(*self._constant(fallen), *self._constant(moved), each.gap)
         several = alive.sum(2) > 1
         chosen = choose(several[:, :, None].expand(shape).flatten(1), plain, each)
-        return chosen, torch.where(several, moved - fallen, each.gap.reshape(shape).sum(2))
+        return chosen, torch.where(several, moved - fallen, each.gap.reshape(shape).sum(2)), several
+
+    def gaps(self, values: Tensor) -> Tensor:
+        """The gaps (points, outputs * taps) of given inputs."""
+        taken = self._taps(values, 0.0) - values.flatten(1).gather(1, self.place)[:, :, None]
+        return torch.where(self.still, 0.0, taken.flatten(1))
+
+    def blocks(
+        self,
+        bounds: Lines,
+        part: Range,
+        constant: Tensor,
+        counted: Tensor,
+        centre: list[Tensor],
+        slopes: tuple[Tensor, Tensor] | None,
+        view: View,
+        sides: tuple[bool, ...],
+    ) -> Blocks | None:
+        """What upper lines leave at the centre of a ball, and how fast a move of the input uses it up.
+
+        For the difference of two networks, `slopes` are those that its ReLUs can have, and lower lines count too. A
+        line over a range leaves a concave room above a convex function, so the room falls at most by its share of the
+        way to the nearer end. A constant stands for all taps of its window, and a maximum moves at most as they do.
+        """
+        taps = self._windows.shape[1]
+        fixed = constant[:, :, None].expand(self.shape).flatten(1)
+        place = centre[-1] if slopes is None else centre[1] - centre[0]
+        chosen = torch.nonzero(counted[0]).flatten()
+        if not affordable(len(chosen), view.inputs):
+            return None
+        rows, drift = view.at_input(self.rows(chosen[None]), sides)
+        window = chosen // taps
+        size = torch.linalg.vector_norm(rows, dim=1)
+        widest = torch.zeros(self.shape[1], dtype=torch.float64).scatter_reduce(0, window, size, "amax")
+        scale = torch.where(fixed[0, chosen], widest[window], size).clamp_min(1e-30)
+        scaled = rows / scale[:, None]
+        slacks = []
+        for sign in (1.0,) if slopes is None else (1.0, -1.0):
+            line = (bounds.high_slope * place + bounds.high) if sign > 0 else (bounds.low_slope * place + bounds.low)
+            if slopes is None:
+                value = place.clamp_min(0.0)
+            else:
+                ends = slopes[0] * place, slopes[1] * place
+                value = torch.maximum(*ends) if sign > 0 else torch.minimum(*ends)
+            room = (sign * (line - value) - 1e-12 * (line.abs() + value.abs()))[0, chosen].clamp_min(0.0)
+            near = torch.minimum(part.high - place, place - part.low)[0, chosen]
+            single = ~fixed[0, chosen] & (near > 1e-12) & (room > 0)
+            rate = room[single] / near[single]
+            slacks.append(Slack(window[single], sign, room[single], rate * scale[single], rate * drift[single]))
+            outputs = torch.nonzero(constant[0]).flatten()
+            flat = torch.where(counted, sign * place, 0.0).reshape(self.shape)[0].amax(1).clamp_min(0.0)
+            held = sign * (bounds.high if sign > 0 else bounds.low).reshape(self.shape)[0].sum(1)
+            left = (held * (1 - 1e-12) - flat)[outputs].clamp_min(0.0)
+            slip = torch.zeros(self.shape[1], dtype=torch.float64).scatter_add(0, window, drift)
+            slacks.append(Slack(outputs, sign, left, widest[outputs].clamp_min(1e-30), slip[outputs]))
+        return Blocks(tuple(slacks), scaled.T @ scaled)
 
     def through(self, bounds: Lines, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Rows (points, rows, outputs) on maxima as rows on the inputs (points, rows, inputs), and the constants."""
@@ -134,6 +193,9 @@ class Maxima:
         self._gaps = Ranges(*(self.one.apart(part) for part in parts))
         self._own = self.two.apart(before.pruned)
         self._lines: tuple[Lines, Lines, Lines, Tensor] | None = None
+        self._view: View | None = None
+        self._reaches: list[tuple[Blocks, float]] = []
+        """Of the original, the pruned network, their difference, and all of them: blocks, and norm times radius."""
 
     def wanted(self) -> Tensor:
         """Numbers (points, count) of the original's gaps that may be positive in a network and negative in one."""
@@ -172,26 +234,68 @@ class Maxima:
                 torch.where(same, torch.minimum(self._own.high, shared.high), self._own.high),
             )
             own = Range(torch.minimum(own.low, own.high), torch.maximum(own.low, own.high))
-            (one, first), (two, second) = self.one.network(self._gaps.original), self.two.network(own)
-            change, third = self.one.change(self._gaps)
+            (one, first, loose), (two, second, other) = self.one.network(self._gaps.original), self.two.network(own)
+            change, third, several = self.one.change(self._gaps)
             self._lines = one, two, change, (first + second < third)[:, None].to(torch.float64)
+            if self._view is not None:
+                self._reaches = self._joint(self._view, own, (loose, other, several))
         return self._lines
+
+    def see(self, view: View) -> None:
+        """Take up how the windows' inputs come from a ball: what gaps cost together is counted then."""
+        self._view = view
+        self._lines = None
+
+    def _joint(self, view: View, own: Range, constant: tuple[Tensor, Tensor, Tensor]) -> list[tuple[Blocks, float]]:
+        assert self._lines is not None
+        one, two, change, _ = self._lines
+        gaps = self._gaps
+        alive = (gaps.original.high > 0) | (gaps.pruned.high > 0)
+        cases = (
+            (self.one, one, (False,), gaps.original, constant[0], gaps.original.high > 0),
+            (self.two, two, (True,), own, constant[1], own.high > 0),
+            (self.one, change, (False, True), gaps.difference, constant[2], alive),
+        )
+        made = []
+        for leaders, bounds, sides, part, fixed, counted in cases:
+            centre = [leaders.gaps(view.centres[int(side)]) for side in sides]
+            slopes = joint_slopes(gaps) if len(sides) == 2 else None
+            made.append(leaders.blocks(bounds, part, fixed, counted & ~leaders.still, centre, slopes, view, sides))
+        if any(block is None for block in made):
+            return []
+        found = [block for block in made if block is not None]
+        return [(block, view.radius * largest([block])) for block in found] + [(found[0], view.radius * largest(found))]
 
     def back_one(self, found: Tensor, pruned: bool) -> tuple[Tensor, Tensor]:
         """Rows (points, rows, *output shape) on the maxima of one network as rows on its inputs, and the constants."""
         one, two, *_ = self._bounds()
-        return self.two.through(two, found.flatten(2)) if pruned else self.one.through(one, found.flatten(2))
+        rows = found.flatten(2)
+        made, constant = self.two.through(two, rows) if pruned else self.one.through(one, rows)
+        if self._reaches:
+            blocks, reach = self._reaches[int(pruned)]
+            constant = constant - saving([(rows, blocks)], reach)
+        return made, constant
 
     def back(self, found: Both, shape: tuple[int, ...]) -> tuple[Both, Tensor]:
         """The same for rows on the original and on the difference."""
         on_original, on_difference = (rows.flatten(2) for rows in found)
         one, two, change, share = self._bounds()
         own = on_difference * share
-        first, second = self.one.through(one, on_original - own), self.two.through(two, own)
-        third = self.one.through(change, on_difference - own)
+        parts = on_original - own, own, on_difference - own
+        first, second = self.one.through(one, parts[0]), self.two.through(two, parts[1])
+        third = self.one.through(change, parts[2])
         original, difference = first[0] + second[0], second[0] + third[0]
         made = original.reshape(*original.shape[:2], *shape), difference.reshape(*difference.shape[:2], *shape)
-        return made, first[1] + second[1] + third[1]
+        constant = first[1] + second[1] + third[1]
+        if self._reaches:
+            constant = constant - saving(list(zip(parts, [blocks for blocks, _ in self._reaches])), self._reaches[3][1])
+        return made, constant
+
+
+def joint_slopes(gaps: Ranges) -> tuple[Tensor, Tensor]:
+    """The slopes that the ReLUs of gaps can have between two networks."""
+    both = joint(gaps)
+    return _RELU.slopes(both.low, both.high)
 
 
 def _numbers(open_: Tensor) -> Tensor:

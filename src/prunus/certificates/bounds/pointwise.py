@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from prunus.certificates.bounds.intervals import Ranges
+from prunus.certificates.bounds.recursion import lengths
 from prunus.certificates.bounds.relaxation import Relaxation
 from prunus.certificates.bounds.tuning import tune_outputs
 from prunus.certificates.bounds.zonotopes import affordable, zonotope_ranges
@@ -19,6 +20,9 @@ from prunus.certificates.reading.pair import Pair
 
 _ENTRIES = 2**13
 """Entries of the widest value of all points that are bounded together."""
+
+_BASIS = 1 + 1e-10
+"""Covers what a basis in float64 lacks of being orthonormal."""
 
 _TUNED_OUTPUTS, _TUNING_STEPS = 64, 40
 """Slopes are tuned for networks of at most so many outputs, in so many steps."""
@@ -29,10 +33,12 @@ class Relaxed:
     """Bounds (points, outputs) on each output's difference, infinite for points that the time did not reach.
 
     rounding: the part of them that is rounding (points, outputs); infinite where a bound is about exact values.
+    lengths: bounds (points,) on the 2-norm of the difference, rounding included; infinite where it was not asked for.
     """
 
     bounds: Tensor
     rounding: Tensor
+    lengths: Tensor
 
 
 def bound_relaxation(
@@ -43,14 +49,18 @@ def bound_relaxation(
     deadline: float,
     tell: Callable[[int, Sequence[Ranges]], None] | None = None,
     tune: bool = True,
+    norm: int | str = "max",
 ) -> Relaxed:
     """The relaxation of every point; exact, computed: ranges of exact values and of what the networks compute.
 
     `tell` is called with the tightened ranges of every point, because other terms of a certificate gain from them too.
-    Without `tune` the slopes stay as they are first chosen, which is several times faster.
+    Without `tune` the slopes stay as they are first chosen, which is several times faster. For the 2-norm the
+    difference is also bounded along an orthonormal basis that begins with the difference at the centre: where that is
+    large and changes little, it counts once instead of in every output.
     """
     found = torch.full((region.points, math.prod(pair.output_shape)), float("inf"), dtype=torch.float64)
-    rounding = torch.full_like(found, math.inf)
+    rounding, turned = torch.full_like(found, math.inf), torch.full_like(found[:, 0], math.inf)
+    few = found.shape[1] <= _TUNED_OUTPUTS
     first = 0
     while first < region.points and time.monotonic() <= deadline:
         remaining = max(0.0, deadline - time.monotonic()) / (region.points - first)
@@ -71,13 +81,33 @@ def bound_relaxation(
         finished = relaxation.tighten(until)
         found[first:last] = relaxation.outputs()
         rounding[first:last] = relaxation.rounding
-        if tune and finished and found.shape[1] <= _TUNED_OUTPUTS:
+        basis = _basis(pair, here) if norm == 2 and few else None
+        along = None if basis is None else relaxation.along(basis)
+        if along is not None and bool((lengths(along) < lengths(found[first:last])).any()):
+            if tune and finished:
+                along = tune_outputs(relaxation, pair, along, _TUNING_STEPS, until, basis=basis)
+            turned[first:last] = lengths(along) * _BASIS
+        elif tune and finished and few:
             found[first:last] = tune_outputs(relaxation, pair, found[first:last], _TUNING_STEPS, until)
         if tell is not None:
             for point in range(first, last):
                 tell(point, [value.part(point - first, point - first + 1) for value in relaxation.ranges])
         first = last
-    return Relaxed(found, rounding)
+    return Relaxed(found, rounding, turned)
+
+
+def _basis(pair: Pair, here: Region) -> Tensor:
+    """Orthonormal rows (points, outputs, *output shape), the first along the difference at the centre."""
+    one, two = pair.outputs(here.centres)
+    first = two - one
+    size = torch.linalg.vector_norm(first, dim=1, keepdim=True)
+    first = torch.where(size > 0, first / size.clamp_min(1e-300), torch.eye(first.shape[1], dtype=torch.float64)[:1])
+    # A reflection that takes the first unit to the difference, with the sign that loses no digits.
+    away = first.clone()
+    away[:, 0] += torch.where(first[:, 0] >= 0, 1.0, -1.0)
+    away = away / torch.linalg.vector_norm(away, dim=1, keepdim=True)
+    rows: Tensor = torch.eye(first.shape[1], dtype=torch.float64) - 2 * away[:, :, None] * away[:, None]
+    return rows.reshape(-1, first.shape[1], *pair.output_shape)
 
 
 def _points_at_once(pair: Pair) -> int:

@@ -29,6 +29,7 @@ from prunus.certificates.bounds.bilinear import back_product, back_product_one, 
 from prunus.certificates.bounds.intervals import Noise, Range, Ranges, computed_step, exact_step, joint, widened
 from prunus.certificates.bounds.lines import Lines, Passage, choose, difference_lines, lines
 from prunus.certificates.bounds.maxima import Maxima
+from prunus.certificates.bounds.reach import linear_view, weighed
 from prunus.certificates.domains import Region
 from prunus.certificates.reading.pair import Pair, Step
 from prunus.certificates.reading.pieces import Affine, Elementwise, Join, Lipschitz, ValueProduct
@@ -38,9 +39,6 @@ _SLACK = 1e-11
 
 _CHUNK = 2**19
 """Coefficients held for one value at once: 4 MB, which fits a processor's cache."""
-
-_COVER = 1 + 1e-6
-"""The rounding of float32 that rows count, slightly enlarged to cover the rounding of the rows in float64 too."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -229,26 +227,37 @@ class Relaxation:
             chosen = own[:, start : start + step]
             units = maxima.two.rows(chosen).reshape(*chosen.shape, *shape)
             maxima.learn_own(chosen, self._range_one(index, units, True))
+        view = linear_view(self._pair, self._region, index, self._noise)
+        if view is not None:
+            maxima.see(view)
         return True
 
     # --------------------------------------------------------------------------------------------------------- outputs
 
     def outputs(self) -> Tensor:
         """Bounds (points, outputs) on the magnitude of each output's difference."""
-        index = len(self._pair.steps)
         shape = self._pair.output_shape
         size = math.prod(shape)
-        known = self.ranges[index].difference.magnitude.flatten(1).clone()
-        self.rounding = torch.zeros_like(known)
-        points = known.shape[0]
+        known = self.ranges[-1].difference.magnitude.flatten(1).clone()
+        units = (
+            torch.eye(size, dtype=torch.float64).reshape(1, size, *shape).expand(len(known), *[-1] * (len(shape) + 1))
+        )
+        return torch.minimum(known, self.along(units)) * (1 + 1e-12)
+
+    def along(self, rows: Tensor) -> Tensor:
+        """Bounds (points, rows) on the magnitude of the outputs' difference along rows (points, rows, *shape)."""
+        index = len(self._pair.steps)
+        points, count = rows.shape[:2]
+        found = torch.zeros(points, count, dtype=torch.float64)
+        self.rounding = torch.zeros_like(found)
         step = self._rows_at_once(index)
-        for start in range(0, size, step):
-            units = torch.eye(size, dtype=torch.float64)[start : start + step].reshape(1, -1, *shape)
-            rows = torch.cat([units, -units], dim=1).expand(points, *[-1] * (units.ndim - 1))
-            found = self.upper(index, torch.zeros_like(rows), rows).reshape(points, 2, -1).amax(1)
-            known[:, start : start + step] = torch.minimum(known[:, start : start + step], found.clamp_min(0.0))
+        for start in range(0, count, step):
+            part = rows[:, start : start + step]
+            both = torch.cat([part, -part], dim=1)
+            upper = self.upper(index, torch.zeros_like(both), both).reshape(points, 2, -1).amax(1)
+            found[:, start : start + step] = upper.clamp_min(0.0)
             self.rounding[:, start : start + step] = self._drift.reshape(points, 2, -1).amax(1)
-        return known * (1 + 1e-12)
+        return found
 
     # ------------------------------------------------------------------------------------------------------- backwards
 
@@ -265,7 +274,7 @@ class Relaxation:
             total, terms = total + constant, terms + magnitude
             for part, amount in zip((found[0] - found[1], found[1]), self._noise.get(number, (None, None))):
                 if amount is not None:
-                    drift = drift + _weighed(part, amount)
+                    drift = drift + weighed(part, amount)
         self._drift = drift
         return self._at_region(rows[0][0] if 0 in rows else None, total + drift, terms)
 
@@ -282,7 +291,7 @@ class Relaxation:
             total, terms = total + constant, terms + magnitude
             amount = self._noise.get(number, (None, None))[int(pruned)]
             if amount is not None:
-                total = total + _weighed(found, amount)
+                total = total + weighed(found, amount)
         return self._at_region(rows.get(0), total, terms)
 
     def _at_region(self, coefficients: Tensor | None, total: Tensor, terms: Tensor) -> Tensor:
@@ -402,10 +411,6 @@ class Relaxation:
 
 def _only_moves(step: Step) -> bool:
     return isinstance(step.original, Affine) and step.original.kind in ("gather", "reshape")
-
-
-def _weighed(rows: Tensor, amount: Tensor) -> Tensor:
-    return (rows.abs().flatten(2) @ amount.flatten(1)[:, :, None]).squeeze(2) * _COVER
 
 
 def _add(rows: dict[int, Both], index: int, made: Both) -> None:

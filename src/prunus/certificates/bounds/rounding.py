@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import cast
 
 import torch
@@ -24,69 +25,98 @@ def rounding_terms(pair: Pair, norms: Norms, ranges: Sequence[Ranges]) -> Tensor
     """
     total = ranges[0].original.low.new_zeros(ranges[0].original.low.shape[0])
     for pruned in (False, True):
-        for dtype in (pair.dtypes[int(pruned)], torch.float64):
-            total = total + drifts(pair, norms, ranges, pruned, dtype)[-1]
+        for column in drifts(pair, norms, ranges, pruned, (pair.dtypes[int(pruned)], torch.float64)):
+            total = total + column[-1]
     return total
 
 
 def value_drifts(pair: Pair, norms: Norms, ranges: Sequence[Ranges]) -> list[tuple[Tensor, Tensor]]:
     """For every value, how far (points,) what each network computes may be from the exact value, in the 2-norm."""
-    one, two = (drifts(pair, norms, ranges, pruned, pair.dtypes[int(pruned)]) for pruned in (False, True))
+    one, two = (drifts(pair, norms, ranges, pruned, pair.dtypes[int(pruned) :][:1])[0] for pruned in (False, True))
     return list(zip(one, two))
 
 
-def drifts(pair: Pair, norms: Norms, ranges: Sequence[Ranges], pruned: bool, dtype: torch.dtype) -> list[Tensor]:
-    """How far (points,) every value of one network may be from its exact self, in the 2-norm."""
+def drifts(
+    pair: Pair, norms: Norms, ranges: Sequence[Ranges], pruned: bool, dtypes: Sequence[torch.dtype]
+) -> list[list[Tensor]]:
+    """For every type, how far (points,) every value of one network may be from its exact self, in the 2-norm."""
     parts = [value.pruned if pruned else value.original for value in ranges]
-    drift = [parts[0].low.new_zeros(parts[0].low.shape[0])]
+    magnitudes = [part.magnitude for part in parts]
+    found = [[parts[0].low.new_zeros(parts[0].low.shape[0])] for _ in dtypes]
     for number, step in enumerate(pair.steps):
         piece = step.pruned if pruned else step.original
-        incoming = [drift[index] for index in step.inputs]
-        before = [parts[index] for index in step.inputs]
         gain = 0.0
         if isinstance(piece, Affine):
             gain = norms[number].pruned if pruned else norms[number].original
-        found = _after(piece, gain, incoming, before, parts[number + 1].magnitude, dtype)
-        drift.append(torch.where(torch.isnan(found), torch.full_like(found, math.inf), found))
-    return drift
+        terms = _terms(piece, [magnitudes[index] for index in step.inputs], magnitudes[number + 1])
+        before = [parts[index] for index in step.inputs]
+        for drift, dtype in zip(found, dtypes):
+            made = _after(piece, gain, [drift[index] for index in step.inputs], before, terms, dtype)
+            drift.append(torch.where(torch.isnan(made), torch.full_like(made, math.inf), made))
+    return found
+
+
+@dataclass(frozen=True, eq=False)
+class _Terms:
+    """What a step rounds, whatever the type: 2-norm and largest entry of the terms, largest inputs, (points,) each."""
+
+    length: Tensor
+    largest: Tensor
+    inputs: list[Tensor]
+    entries: int
+
+
+def _terms(piece: Piece, before: list[Tensor], after: Tensor) -> _Terms:
+    """before, after: bounds on the magnitudes of a step's inputs and result."""
+    inputs: list[Tensor] = []
+    if isinstance(piece, Affine):
+        size = after
+        if piece.terms or piece.bias is not None:
+            size = piece.magnitude(before[0])
+            if piece.bias is not None:
+                size = size + (piece.bias.abs() if piece.bias_size is None else piece.bias_size)
+    elif isinstance(piece, Join):
+        size = after if piece.kind == "concatenation" else torch.stack(before).sum(0)
+    else:
+        size = after
+        if isinstance(piece, ValueProduct):
+            inputs = [part.flatten(1).amax(1) for part in before]
+    length = lengths(size)
+    if isinstance(piece, Elementwise) and not piece.relative:
+        length = length + lengths(before[0])
+    return _Terms(length, size.flatten(1).amax(1), inputs, size[0].numel())
 
 
 def _after(
-    piece: Piece, gain: float, incoming: list[Tensor], parts: list[Range], after: Tensor, dtype: torch.dtype
+    piece: Piece, gain: float, incoming: list[Tensor], parts: list[Range], terms: _Terms, dtype: torch.dtype
 ) -> Tensor:
-    unit = UNITS.get(dtype, 2.0**-8)
-    before = [part.magnitude for part in parts]
+    unit, width = UNITS.get(dtype, 2.0**-8), math.sqrt(terms.entries)
     if isinstance(piece, Affine):
         if piece.terms == 0 and piece.bias is None:
             return gain * incoming[0]
-        spread = piece.magnitude(before[0])
-        if piece.bias is not None:
-            spread = spread + (piece.bias.abs() if piece.bias_size is None else piece.bias_size)
-        tiny = (piece.terms + 2) * smallest(dtype) * spread[0].numel() ** 0.5 + overflow(spread, dtype)
+        tiny = (piece.terms + 2) * smallest(dtype) * width + overflow(terms.largest, dtype)
         fresh = gamma(piece.terms, dtype)
         # Drifted inputs are rounded too, through |W|: rows and columns bound its norm by those of W (Schur's test).
-        through = 1.0 if piece.weight is None else (piece.terms * piece.weight.numel()) ** 0.25
-        return cast("Tensor", gain * incoming[0] * (1 + through * fresh) + fresh * lengths(spread) + tiny)
+        through = 1.0 if piece.weight is None else math.sqrt(math.sqrt(piece.terms * piece.weight.numel()))
+        return gain * incoming[0] * (1 + through * fresh) + fresh * terms.length + tiny
     if isinstance(piece, Join):
         if piece.kind == "concatenation":
             return cast("Tensor", torch.linalg.vector_norm(torch.stack(incoming), dim=0))
-        total = torch.stack(incoming).sum(0)
-        sums = torch.stack(before).sum(0)
-        return total * (1 + len(before) * unit) + gamma(len(before), dtype) * lengths(sums) + overflow(sums, dtype)
+        total = torch.stack(incoming).sum(0) * (1 + len(parts) * unit)
+        return total + gamma(len(parts), dtype) * terms.length + overflow(terms.largest, dtype)
     if isinstance(piece, ValueProduct):
-        largest = [size.flatten(1).amax(1) for size in before]
-        moved = largest[1] * incoming[0] + largest[0] * incoming[1] + incoming[0] * incoming[1]
-        tiny = smallest(dtype) * after[0].numel() ** 0.5 + overflow(after, dtype)
-        return cast("Tensor", moved * (1 + unit) + 1.001 * unit * lengths(after) + tiny)
+        first, second = terms.inputs
+        moved = second * incoming[0] + first * incoming[1] + incoming[0] * incoming[1]
+        tiny = smallest(dtype) * width + overflow(terms.largest, dtype)
+        return moved * (1 + unit) + 1.001 * unit * terms.length + tiny
     if isinstance(piece, Elementwise):
         fresh = 0.0 if piece.piecewise_linear and piece.settings == (0.0,) else LIBRARY * unit
-        tiny = (LIBRARY * smallest(dtype) if fresh else 0.0) + piece.jump
-        sizes = lengths(after) if piece.relative else lengths(after) + lengths(before[0])
+        lost = (LIBRARY * smallest(dtype) if fresh else 0.0) + piece.jump
         slope = _steepest(piece, parts[0], incoming[0])
-        return cast("Tensor", slope * incoming[0] * (1 + fresh) + fresh * sizes + tiny * after[0].numel() ** 0.5)
-    fresh = 0.0 if piece.kind == "max pooling" else gamma(before[0][0].numel(), dtype) + LIBRARY * unit
-    tiny = LIBRARY * smallest(dtype) * after[0].numel() ** 0.5 if fresh else 0.0
-    return piece.constant * incoming[0] * (1 + fresh) + fresh * lengths(after) + tiny
+        return slope * incoming[0] * (1 + fresh) + fresh * terms.length + lost * width
+    fresh = 0.0 if piece.kind == "max pooling" else gamma(parts[0].low[0].numel(), dtype) + LIBRARY * unit
+    lost = LIBRARY * smallest(dtype) * width if fresh else 0.0
+    return piece.constant * incoming[0] * (1 + fresh) + fresh * terms.length + lost
 
 
 def _steepest(piece: Elementwise, part: Range, drift: Tensor) -> Tensor | float:

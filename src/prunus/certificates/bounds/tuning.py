@@ -74,15 +74,24 @@ def _knobs(relaxation: Relaxation, pair: Pair, rows: int) -> dict[int, _Knobs]:
 
 
 def tune_outputs(
-    relaxation: Relaxation, pair: Pair, known: Tensor, steps: int, deadline: float, split: bool = True
+    relaxation: Relaxation,
+    pair: Pair,
+    known: Tensor,
+    steps: int,
+    deadline: float,
+    split: bool = True,
+    basis: Tensor | None = None,
 ) -> Tensor:
     """Bounds (points, outputs) at most `known`, after up to `steps` steps of descent on all outputs together.
 
-    Without `split`, differences always go through both networks' own lines, as CROWN takes the difference network.
+    Without `split`, differences always go through both networks' own lines, as CROWN takes the difference network. With
+    `basis` (points, rows, *output shape), the bounds are on the difference along these rows in place of the outputs.
     """
     points, outputs = known.shape
-    units = torch.eye(outputs, dtype=torch.float64).reshape(1, outputs, *pair.output_shape)
-    rows = torch.cat([units, -units], dim=1).expand(points, *[-1] * (units.ndim - 1))
+    if basis is None:
+        units = torch.eye(outputs, dtype=torch.float64).reshape(1, outputs, *pair.output_shape)
+        basis = units.expand(points, *[-1] * (units.ndim - 1))
+    rows = torch.cat([basis, -basis], dim=1)
     knobs = _knobs(relaxation, pair, 2 * outputs)
     if not knobs:
         return known
