@@ -45,6 +45,7 @@ from tools.evidence import FOLDER, fill_guide, record
 
 import prunus
 from prunus.recovery import ReconstructOptions
+from prunus.recovery._shelf import trim
 from prunus.training import FitConfig
 
 DATA = Path(os.environ.get("PRUNUS_DATA", "."))
@@ -67,9 +68,10 @@ class Network:
     rate: float = 3e-4
 
 
-def prune(network: Network, method: str, pattern: str, sparsity: float, steps: int, work: Path) -> nn.Module:
-    """A pruned copy; "sparsegpt" is the sweep alone, aimed at each layer's own outputs, as published."""
-    model = copy.deepcopy(network.model)
+def prune(
+    model: nn.Module, network: Network, method: str, pattern: str, sparsity: float, steps: int, work: Path
+) -> None:
+    """Prune `model` in place; "sparsegpt" is the sweep alone, aimed at each layer's own outputs, as published."""
     common: dict[str, Any] = {"pattern": pattern, "exclude": network.exclude}
     if method == "magnitude":
         prunus.prune(model, sparsity, **common)
@@ -79,7 +81,7 @@ def prune(network: Network, method: str, pattern: str, sparsity: float, steps: i
         options = network.options
         if method == "sparsegpt":
             options = ReconstructOptions(towards=0.0, refine=0, batch_size=options.batch_size)
-        place = work / f"{method.split('+')[0]}-{pattern.replace(':', '-')}-{sparsity:g}"
+        place = work / state(method, pattern, sparsity)
         options = dataclasses.replace(options, folder=place)
         masks = prunus.reconstruct(model, sparsity, network.samples, samples=network.count, options=options, **common)
         if method.endswith("+distil"):
@@ -88,7 +90,11 @@ def prune(network: Network, method: str, pattern: str, sparsity: float, steps: i
                 folder=place.with_name(f"{place.name}-distil-{steps}"), resume=True, progress=False,
             )  # fmt: skip
             prunus.training.distil(model, network.model, network.more, f"{steps}it", masks, config)
-    return model
+
+
+def state(method: str, pattern: str, sparsity: float) -> str:
+    """The folder with the state of a cell's reconstruction."""
+    return f"{method.split('+')[0]}-{pattern.replace(':', '-')}-{sparsity:g}"
 
 
 def some(network: Network) -> Any:
@@ -143,11 +149,13 @@ def main() -> None:
 def timed(
     network: Network, method: str, pattern: str, sparsity: float, steps: int, work: Path
 ) -> tuple[nn.Module, dict[str, float]]:
-    """A pruned copy, and what it cost."""
+    """A pruned copy, and what it cost; of a run that goes on with an earlier one the seconds are not known."""
+    model, went_on = copy.deepcopy(network.model), any(work.glob(f"{state(method, pattern, sparsity)}/*.safetensors"))
+    trim()
     before, began = resident("VmRSS"), time.process_time()
     Path("/proc/self/clear_refs").write_text("5")  # the highest mark starts anew
-    model = prune(network, method, pattern, sparsity, steps, work)
-    row = {"processor seconds": round(time.process_time() - began, 1)}
+    prune(model, network, method, pattern, sparsity, steps, work)
+    row = {} if went_on else {"processor seconds": round(time.process_time() - began, 1)}
     if method == "reconstruct":
         row["memory MB"] = round(max(0.0, resident("VmHWM") - before))
     return model, row

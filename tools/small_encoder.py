@@ -9,6 +9,7 @@ docs/evidence/small-encoder and puts the table into docs/guide/hugging-face.md.
 
 from __future__ import annotations
 
+import copy
 import sys
 import tempfile
 from pathlib import Path
@@ -36,7 +37,8 @@ def main() -> int:
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as scratch:
         work = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(scratch)
-        pruned = prune(network, "reconstruct", PATTERN, SPARSITY, 0, work)
+        pruned = copy.deepcopy(network.model)
+        prune(pruned, network, "reconstruct", PATTERN, SPARSITY, 0, work)
         for values, activations, embeddings in WAYS:
             options: dict[str, Any] = {"dtype": values, "activations": activations, "embeddings": embeddings}
             fast = prunus.compress(pruned, example=network.samples[0], select="always", **options)

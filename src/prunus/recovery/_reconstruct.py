@@ -26,7 +26,8 @@ from prunus.recovery._options import ReconstructOptions
 from prunus.recovery._progress import LayerProgress, progress
 from prunus.recovery._record import plain_layers
 from prunus.recovery._saved import Saved, saved
-from prunus.recovery._units import UnitWalk, divide, evaluating, looks_back
+from prunus.recovery._shelf import trim
+from prunus.recovery._units import UnitWalk, divide, evaluating, looks_back, runs
 from prunus.storage import digest, locked
 
 Sparsity = float | Mapping[str, float]
@@ -309,6 +310,7 @@ class _Reconstruction:
         self.old = UnitWalk(self.dense, units, self.calibration, memory, fixed=True)
         self.new = UnitWalk(self.work, units, self.calibration, memory)
         self.old.keep_all = self.new.keep_all = looks_back(self.dense, units, batch)
+        self.new.counts = self.old.counts = runs(self.dense, batch)
         for number, unit in enumerate(units):
             inside = [stage for stage in stages if _belongs(self.weights[stage.names[0]], self.work, unit)]
             if not self._restore(number, unit, inside):
@@ -374,7 +376,9 @@ class _Reconstruction:
                 self.old.settle(*old)  # the dense network never changes
             if stage.summed:
                 self.new.close(self.weights[stage.names[0]].module, *new)
+            trim()
             moments = measure(self.old, self.new, stage, self.weights, self.originals, self.keeps, last)
+            trim()
             for name in stage.names:
                 self._layer(name, stage, moments)
             self.new.finish()

@@ -116,6 +116,11 @@ def _order(model: nn.Module, batch: Batch) -> tuple[dict[str, int], dict[str, in
     return order, counts
 
 
+def runs(model: nn.Module, batch: Batch) -> dict[str, int]:
+    """How often each module runs in a forward pass."""
+    return _order(model, batch)[1]
+
+
 def _require_reached(model: nn.Module, name: str, weights: Mapping[str, Weight], counts: Mapping[str, int]) -> None:
     around = name
     while around and not counts.get(around):
@@ -229,7 +234,7 @@ class UnitWalk:
         """The largest parts of the present unit with weights that are done, none waiting and no batch norm."""
         ready, open_ = {id(weight) for weight in done}, {id(weight) for weight in waiting}
         if self.counts is None:
-            self.counts = _order(self.model, self.batches[0])[1]
+            self.counts = runs(self.model, self.batches[0])
         unit, chosen = self.units[self.here], dict[str, nn.Module]()
         for name, part in self.module.named_modules(prefix=unit):
             holds = {id(parameter) for parameter in part.parameters()}
