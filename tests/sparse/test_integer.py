@@ -189,3 +189,22 @@ def test_permuted_columns_and_a_fused_relu() -> None:
     with torch.no_grad():
         dense = linear(x).relu()
         assert float((packed(x) - dense).norm() / dense.norm()) < 0.02
+
+
+@pytest.mark.parametrize("batch", [1, 9, 40])
+def test_stored_bytes_give_the_same_floats_from_the_first_call_on(batch: int, level: str) -> None:
+    """What is kept from a call for later ones, and the number of threads, change no bit of a layer stored in int8."""
+    torch.manual_seed(0)
+    weight = nn.Linear(200, 70, bias=False)
+    prunus.prune(weight, 0.8, pattern="balanced:16")
+    x, before = torch.randn(batch, 200), torch.get_num_threads()
+    layer = BalancedLinear(pack(weight.weight.detach(), None, torch.int8))
+    with torch.no_grad():
+        first = layer(x)
+        torch.testing.assert_close(first, x @ layer.packed.dense().T, rtol=1e-5, atol=1e-5)
+        try:
+            for threads in (1, 2, 1):
+                torch.set_num_threads(threads)
+                assert torch.equal(layer(x), first)
+        finally:
+            torch.set_num_threads(before)
