@@ -29,8 +29,9 @@ class Verdict:
 
     Attributes:
         status: "proved", "refuted" or "undecided".
-        bound: no input of the domain exceeds it (infinite where refuted or nothing is known yet); for labels, how close
-            another output comes to the label's, negative where proved.
+        bound: no input of the domain exceeds it (infinite where refuted or nothing is known yet). For labels: at every
+            input one and the same label comes within `bound` of the largest output in both networks (before a softmax
+            at the end). Where it is negative that label leads by as much, and so it is the label of both.
         counterexample: an input of the domain, of the networks' own type, at which the real modules differ by more than
             the tolerance or give different labels; None unless refuted.
         difference: what the real modules show at the counterexample.
@@ -65,6 +66,8 @@ class Verdict:
                 "refuted": "Refuted: the networks give different labels at the counterexample",
                 "undecided": "Undecided: no input with different labels was found, and their absence is not proved",
             }[self.status]
+            if self.status == "undecided" and math.isfinite(self.bound):
+                words += f"; everywhere one label is within {self.bound:.4g} of the largest output in both networks"
             return f"{words} {how}."
         norm = "any output" if self.norm == "max" else "the output in the 2-norm"
         if self.status == "proved":
