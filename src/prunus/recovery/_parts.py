@@ -19,7 +19,7 @@ from prunus.recovery._record import Stop, storage, unseen
 from prunus.recovery._shelf import leaves, map_tensors, size_of
 
 
-class Parts:
+class SettledParts:
     """What parts of the present unit gave, by part and number of the batch; `room()` is how many bytes that may take.
 
     `ending` is a part that ends with a layer whose weight is still to change: (part, layer).

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from prunus.adapters import Batch, call
 from prunus.errors import BadInput
 from prunus.layers import Weight
-from prunus.recovery._parts import Parts, replaced_forward
+from prunus.recovery._parts import SettledParts, replaced_forward
 from prunus.recovery._record import Stop, is_batch_norm
 from prunus.recovery._shelf import Shelf, leaves, map_tensors
 
@@ -163,7 +163,7 @@ class UnitWalk:
         self.keep_all = False
         self.coming: Shelf | None = None
         self.counts: dict[str, int] | None = None
-        self.parts = Parts(self._room)
+        self.parts = SettledParts(self._room)
 
     @property
     def module(self) -> nn.Module:

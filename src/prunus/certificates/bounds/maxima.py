@@ -20,7 +20,7 @@ from torch import Tensor
 from prunus.certificates.bounds.backward import Both
 from prunus.certificates.bounds.intervals import Range, Ranges, joint
 from prunus.certificates.bounds.lines import Lines, choose, difference_lines, lines
-from prunus.certificates.bounds.reach import Blocks, Slack, View, affordable, largest, saving
+from prunus.certificates.bounds.reach import GapBlocks, Slack, View, affordable, largest, saving
 from prunus.certificates.reading import activations
 
 _RELU = activations.relu()
@@ -129,7 +129,7 @@ class Leaders:
         slopes: tuple[Tensor, Tensor] | None,
         view: View,
         sides: tuple[bool, ...],
-    ) -> Blocks | None:
+    ) -> GapBlocks | None:
         """What upper lines leave at the centre of a ball, and how fast a move of the input uses it up.
 
         For the difference of two networks, `slopes` are those that its ReLUs can have, and lower lines count too. A
@@ -167,7 +167,7 @@ class Leaders:
             left = (held * (1 - 1e-12) - flat)[outputs].clamp_min(0.0)
             slip = torch.zeros(self.shape[1], dtype=torch.float64).scatter_add(0, window, drift)
             slacks.append(Slack(outputs, sign, left, widest[outputs].clamp_min(1e-30), slip[outputs]))
-        return Blocks(tuple(slacks), scaled.T @ scaled)
+        return GapBlocks(tuple(slacks), scaled.T @ scaled)
 
     def through(self, bounds: Lines, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Rows (points, rows, outputs) on maxima as rows on the inputs (points, rows, inputs), and the constants."""
@@ -194,7 +194,7 @@ class Maxima:
         self._own = self.two.apart(before.pruned)
         self._lines: tuple[Lines, Lines, Lines, Tensor] | None = None
         self._view: View | None = None
-        self._reaches: list[tuple[Blocks, float]] = []
+        self._reaches: list[tuple[GapBlocks, float]] = []
         """Of the original, the pruned network, their difference, and all of them: blocks, and norm times radius."""
 
     def wanted(self) -> Tensor:
@@ -246,7 +246,7 @@ class Maxima:
         self._view = view
         self._lines = None
 
-    def _joint(self, view: View, own: Range, constant: tuple[Tensor, Tensor, Tensor]) -> list[tuple[Blocks, float]]:
+    def _joint(self, view: View, own: Range, constant: tuple[Tensor, Tensor, Tensor]) -> list[tuple[GapBlocks, float]]:
         assert self._lines is not None
         one, two, change, _ = self._lines
         gaps = self._gaps

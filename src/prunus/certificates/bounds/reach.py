@@ -102,14 +102,14 @@ class Slack:
 
 
 @dataclass(frozen=True, eq=False)
-class Blocks:
+class GapBlocks:
     """Rows at the input (rows, inputs) of some units, scaled, with a Gram matrix to take norms of several together."""
 
     slacks: tuple[Slack, ...]
     gram: Tensor
 
 
-def largest(blocks: Sequence[Blocks]) -> float:
+def largest(blocks: Sequence[GapBlocks]) -> float:
     """An upper bound on the 2-norm of all rows of several blocks."""
     total = torch.stack([block.gram for block in blocks]).sum(0)
     top = float(torch.linalg.eigvalsh(total)[-1].clamp_min(0.0))
@@ -120,7 +120,7 @@ def affordable(rows: int, inputs: int) -> bool:
     return 0 < rows <= _MOST_ROWS and inputs <= _MOST_INPUTS
 
 
-def saving(parts: Sequence[tuple[Tensor, Blocks]], reach: float) -> Tensor:
+def saving(parts: Sequence[tuple[Tensor, GapBlocks]], reach: float) -> Tensor:
     """What rows (1, rows, outputs) of coefficients may take off their constants; reach: norm of all blocks x radius."""
     first = parts[0][0]
     room = torch.zeros(first.shape[:2], dtype=torch.float64)
