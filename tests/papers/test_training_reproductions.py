@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import TensorDataset
 
 from prunus.contract import Masks
 from prunus.papers import runs
@@ -100,6 +101,30 @@ def test_reproductions_with_public_data_run() -> None:
     assert rows[0]["seeds"] == 1
     rows = lottery.mnist_wide(images=128, length="1ep", width=0.05)
     assert len(rows) == 1 + 3 * 5
+
+
+def test_a_killed_search_goes_on_by_the_epoch(tmp_path, monkeypatch) -> None:
+    """One batch of noise for two epochs: stopped after the first, and asked again when it is done."""
+    noise = TensorDataset(torch.randn(8, 3, 32, 32, generator=torch.Generator().manual_seed(0)), torch.arange(8))
+    monkeypatch.setattr(tickets, "load", lambda *_, **__: noise)
+    small = {"seeds": 1, "images": 8, "tests": 8, "epochs": 2, "width": 0.1, "methods": ("iterand",)}
+    whole = tickets.conv6_cifar(**small)
+    fresh = tickets.score_of
+
+    def killed(model, pair, method, length, config, ticket):
+        stop = config.replace(callbacks=(lambda record: _stop(record.epoch),))
+        return fresh(model, pair, method, length, stop, ticket)
+
+    def _stop(epoch: float) -> None:
+        if epoch < 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(tickets, "score_of", killed)
+    with pytest.raises(KeyboardInterrupt):
+        tickets.conv6_cifar(**small, runs=tmp_path)
+    monkeypatch.setattr(tickets, "score_of", fresh)
+    assert tickets.conv6_cifar(**small, runs=tmp_path) == whole
+    assert tickets.conv6_cifar(**small, runs=tmp_path) == whole
 
 
 def test_a_shortened_training_redraws_as_often() -> None:

@@ -106,8 +106,8 @@ def _parts(columns: Sequence[str], rows: Sequence[Mapping[str, Any]], width: int
     yield part
 
 
-def run_one(entry: Any, folder: Path | None, seed: int, quiet: bool) -> list[dict[str, Any]]:
-    """Run one reproduction and print its table as it stands beside the paper's."""
+def run_one(entry: Any, folder: Path | None, seed: int, quiet: bool, runs: Path | None = None) -> list[dict[str, Any]]:
+    """Run one reproduction and print its table as it stands beside the paper's; `runs` is for checkpoints."""
     import inspect
 
     from prunus.cli.output import console, print_table
@@ -116,7 +116,7 @@ def run_one(entry: Any, folder: Path | None, seed: int, quiet: bool) -> list[dic
     if entry.out_of_reach:
         raise BadInput(f"{entry.id} cannot be run here: {entry.out_of_reach}")
     accepted = inspect.signature(entry.run).parameters
-    options = {"seed": seed, "folder": folder, "quiet": quiet}
+    options = {"seed": seed, "folder": folder, "quiet": quiet, "runs": runs}
     rows = [dict(row) for row in entry.run(**{key: value for key, value in options.items() if key in accepted})]
     if not quiet:
         columns = [*dict.fromkeys(key for row in rows for key in row)]

@@ -251,10 +251,12 @@ def conv6_cifar(
     epochs: int = 10,
     width: float = 0.25,
     methods: Sequence[str] = ("iterand", "edge-popup", "sgd"),
+    runs: Path | None = None,
 ) -> list[dict[str, Any]]:
     """A tenth of the paper's training: the ordering is reported, not asserted.
 
     The period is shortened with the epochs, so that a pruned weight is redrawn about twelve times, as in the paper.
+    With a folder for `runs` a killed reproduction goes on where it stopped, by the epoch.
     """
     train = first(load("cifar10", folder=folder), images)
     pair = train, first(load("cifar10", split="test", folder=folder), tests)
@@ -265,6 +267,9 @@ def conv6_cifar(
         found = []
         for number in range(seed + 1, seed + 1 + seeds):
             config = FitConfig(schedule="cosine-epoch", lr=lr, batch_size=128, augment="crop-flip", seed=number)
+            if runs is not None:
+                name = f"conv6-{width}-{epochs}ep-{method}-{number}"
+                config = config.replace(folder=Path(runs) / name, resume=True, every="1ep", keep=1)
             model = make("conv6", width=width, init=init, seed=number)
             ticket = {"sparsity": 0.5, "period": proportional_period(epochs), "rate": 0.1, "options": TicketOptions()}
             found.append(score_of(model, pair, method, f"{epochs}ep", config, ticket))
