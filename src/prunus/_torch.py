@@ -6,6 +6,11 @@ Each has no public form in the releases we support (torch 2.9 to 2.13). Names of
 
 from __future__ import annotations
 
+import io
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr
 from typing import Any
 
 import torch
@@ -23,7 +28,6 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 __all__ = [
-    "EXPORT_LOGGERS",
     "HigherOrderOperator",
     "OpOverload",
     "OpOverloadPacket",
@@ -34,15 +38,26 @@ __all__ = [
     "is_mutable",
     "is_tracing",
     "pytree",
+    "quiet_export",
     "transformed",
     "unset_fake_temporarily",
 ]
-# The loggers that torch's exporters write to; `sparse.export_onnx` keeps them quiet.
-EXPORT_LOGGERS = ("torch.onnx", "torch.export", "torch._dynamo", "torch.fx", "onnxscript", "onnx_ir")
-
 # HigherOrderOperator, OpOverload, OpOverloadPacket: the types of an exported graph's targets.
 # is_tracing, dispatch_modes: kernels called directly are invisible to torch.jit.trace and to dispatch modes.
 # unset_fake_temporarily: real constants are read while export runs under fake tensors.
+
+
+@contextmanager
+def quiet_export() -> Iterator[None]:
+    """Without torch's messages while it exports a model: missing optional packages, advice, graphs it gave up on."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings(), redirect_stderr(io.StringIO()):  # half a graph is printed, not logged
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
 
 
 def transformed() -> bool:

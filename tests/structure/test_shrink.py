@@ -243,6 +243,15 @@ def test_whole_blocks_leave_by_the_change_of_the_output(tmp_path: Path) -> None:
     assert only.share <= 0.8
 
 
+def test_one_sample_is_enough_to_tell_how_much_a_block_changes() -> None:
+    model = prunus.models.make("resnet20", seed=0).eval()
+    example = torch.randn(1, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    removal = find_removal(model, 0.8, example=example, depth=True)
+    changes = [row.damage for row in removal.rows if row.kind == "block"]
+    assert changes
+    assert all(change is not None and 0 <= change < 1e3 for change in changes)
+
+
 def test_a_network_without_residual_blocks_has_none_to_remove() -> None:
     with pytest.raises(prunus.BadInput, match="no residual block"):
         prunus.shrink(prunus.models.make("fc:8-8-8-8", seed=0).eval(), 0.5, example=torch.randn(2, 8), depth=True)
@@ -296,20 +305,21 @@ def test_smaller_models_compile_export_and_go_to_onnx(tmp_path: Path) -> None:
     assert gap(torch.from_numpy(found), expected) < 1e-4
 
 
-def test_a_model_that_cannot_be_read_is_refused_and_untouched() -> None:
+def test_a_model_that_cannot_be_read_is_refused_and_untouched(capfd: pytest.CaptureFixture[str]) -> None:
     class Moody(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.a, self.b = nn.Linear(8, 24), nn.Linear(24, 2)
 
-        def forward(self, x: Tensor) -> Tensor:
-            hidden = torch.relu(self.a(x))
-            return self.b(hidden if float(hidden.sum()) > 1 else -hidden)
+        def forward(own, x: Tensor) -> Tensor:
+            hidden = torch.relu(own.a(x))
+            return own.b(hidden if float(hidden.sum()) > 1 else -hidden)
 
     model = Moody().train()
     before = copy.deepcopy(model.state_dict())
-    with pytest.raises(prunus.BadInput):
+    with pytest.raises(prunus.BadInput, match=r"Moody\.forward, line \d+"):
         prunus.shrink(model, 0.5, example=torch.randn(2, 8))
+    assert "".join(capfd.readouterr()) == "", "the sentence is all; torch's own messages are held back"
     assert model.training
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
 

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import operator
-import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from prunus._torch import HigherOrderOperator, OpOverload, holds_for_every_batch, is_mutable, pytree
+from prunus._torch import HigherOrderOperator, OpOverload, holds_for_every_batch, is_mutable, pytree, quiet_export
 from prunus.errors import BadInput, first_line
 from prunus.graph._nodes import Graph, Node, Spec
 
@@ -84,8 +83,7 @@ def read(model: nn.Module, example: Any, *, dynamic_batch: bool = True, level: L
         raise BadInput(f'There is no level {level!r}: choose "exported", "operators" or "core".')
     model = unwrapped(model)
     args, kwargs = pytree.tree_map(_copied, _arguments(example))  # a forward may change its input in place
-    with _eval(model), torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with _eval(model), torch.no_grad(), quiet_export():
         _try(model, args, kwargs)
         program = _export_any_batch(model, args, kwargs) if dynamic_batch else None
         dynamic = program is not None and holds_for_every_batch(program)
@@ -145,7 +143,8 @@ def _try(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Non
         model(*pytree.tree_map(_copied, args), **pytree.tree_map(_copied, kwargs))
     except Exception as error:
         shapes = ", ".join(str(tuple(leaf.shape)) for leaf in pytree.tree_leaves((args, kwargs)) if _tensor(leaf))
-        raise BadInput(f"The model does not run on an example of shape {shapes}: {first_line(error)}") from error
+        shapes += f" ({first_line(error).rstrip('.')})"
+        raise BadInput(f"The model does not run on an example of shape {shapes}: give one that fits.") from error
     finally:
         torch.set_rng_state(state)
         for buffer, value in before.values():
@@ -167,7 +166,7 @@ def _cannot_read(model: nn.Module, error: BaseException) -> BadInput:
     trace = error.__traceback__
     while trace is not None:
         code = trace.tb_frame.f_code
-        owner = trace.tb_frame.f_locals.get("self")
+        owner = trace.tb_frame.f_locals.get((*code.co_varnames, "")[0])  # its self, whatever the name
         if code.co_name == "forward" and isinstance(owner, nn.Module):
             place = f" in {type(owner).__name__}.forward, line {trace.tb_lineno}"
         trace = trace.tb_next

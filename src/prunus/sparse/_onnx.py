@@ -7,20 +7,18 @@ import functools
 import inspect
 import io
 import json
-import logging
 import os
 import re
 import textwrap
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
-from prunus._torch import EXPORT_LOGGERS
+from prunus._torch import quiet_export
 from prunus.adapters import forward_names
 from prunus.contract import Masks
 from prunus.errors import BadInput, MissingExtra, PrunusWarning, RunFailed, first_line
@@ -145,7 +143,7 @@ def to_onnx(model: nn.Module, example: Any, *, dynamic: bool = False) -> bytes:
         inputs = _more_than_one(inputs)
         options["dynamic_shapes"] = _sides(model, inputs)
     try:
-        with _quiet(), torch.no_grad():
+        with quiet_export(), torch.no_grad():
             program = torch.onnx.export(
                 plain.eval(), inputs.args, kwargs=inputs.kwargs, dynamo=True, verbose=False, **options
             )
@@ -289,22 +287,6 @@ def _cause(error: BaseException) -> str:
     while error.__cause__ is not None:
         error = error.__cause__
     return first_line(error).rstrip(".")
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Without torch's messages about optional packages that it does not find, and its advice."""
-    loggers = [logging.getLogger(name) for name in EXPORT_LOGGERS]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.CRITICAL)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        for logger, level in zip(loggers, levels):
-            logger.setLevel(level)
 
 
 def _with_note(body: bytes, masks: Masks) -> bytes:

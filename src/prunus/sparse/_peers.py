@@ -6,16 +6,16 @@ the model, is left out. Weights are the model's own, so an int8 peer's error is 
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import tempfile
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from prunus._torch import quiet_export
 
 Run = Callable[[], Any]
 KINDS = ("onnx", "onnx int8", "onnx int8 static", "openvino", "openvino int8", "torch int8", "compile")
@@ -42,7 +42,7 @@ def find_peers(model: nn.Module, inputs: tuple[Tensor, ...], kinds: tuple[str, .
         {'int8, torch': torch.Size([2, 8])}
     """
     found: dict[str, Run] = {}
-    with tempfile.TemporaryDirectory() as folder, quiet():
+    with tempfile.TemporaryDirectory() as folder, quiet_export():
         files = _Files(model, inputs, Path(folder))
         makers: dict[str, tuple[str, Callable[[], Run]]] = {
             "onnx": ("dense, ONNX Runtime", lambda: _onnx_session(files.plain(), inputs)),
@@ -64,19 +64,6 @@ def find_peers(model: nn.Module, inputs: tuple[Tensor, ...], kinds: tuple[str, .
                 continue
             found[name] = run
     return found
-
-
-@contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    root = logging.getLogger()
-    before = root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(before)
 
 
 class _Files:

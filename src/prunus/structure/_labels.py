@@ -183,7 +183,8 @@ def contract(atoms: Atoms, left: Labels, right: Labels, dim: int, reason: str) -
             kept.append(Block(tuple(d for d in mine[0].dims if d != dim), whole))
     elif left.shape[dim] > 1:
         for side in (left, right):
-            pinned = pin(atoms, Labels(side.shape, side.touching([dim])), [dim], reason)
+            held = f"{reason}, where it meets a size that stays"
+            pinned = pin(atoms, Labels(side.shape, side.touching([dim])), [dim], held)
             kept.extend(pinned.blocks)
     rest_left = Labels(left.shape, (*rest_left.blocks, *kept), rest_left.free)
     # A whole slice that both sides lose is known from the left already: the right side must not pin it.

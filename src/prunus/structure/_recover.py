@@ -158,10 +158,14 @@ def answers(model: nn.Module, batches: Sequence[Batch]) -> list[Tensor]:
 
 
 def distance(model: nn.Module, wanted: Sequence[Tensor], batches: Sequence[Batch]) -> float:
-    """Mean square of the difference to the wanted outputs, relative to their variation over the data."""
-    gap = size = 0.0
+    """Mean square of the difference to the wanted outputs, relative to their variation over the data.
+
+    Where they do not vary (a single sample), it is relative to their size.
+    """
+    gap = size = whole = 0.0
     for right, found in zip(wanted, answers(model, batches)):
         gap += float((right - found).square().sum())
         size += float((right - right.mean(0)).square().sum())
-    value = gap / max(size, 1e-300)
+        whole += float(right.square().sum())
+    value = gap / max(size if size > 1e-12 * whole else whole, 1e-300)
     return value if value == value else float("inf")
