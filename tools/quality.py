@@ -351,7 +351,7 @@ def efficientnet() -> Network:
 
 
 ENCODER = ReconstructOptions()
-LANGUAGE = ReconstructOptions()
+LANGUAGE = ReconstructOptions(memory=6e8)
 
 NETWORKS: dict[str, Callable[[], Network]] = {
     "resnet20": lambda: resnet("resnet20"),
