@@ -20,7 +20,7 @@ from prunus.training.history import History
 
 
 def versions() -> dict[str, str]:
-    """What the run rests on."""
+    """Versions of Python and the libraries the run used."""
     import numpy
     import safetensors
 
