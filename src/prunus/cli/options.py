@@ -78,8 +78,8 @@ def flags(
         if isinstance(default, (int, float, str)) and not isinstance(default, bool) and default != "":
             text += f" {default if isinstance(default, str) else format(default, 'g')} unless given."
         kind = (own_types or {}).get(field.name, hints[field.name])
-        short = {"name": f"--{field.name}"} if len(field.name) == 1 else {}  # not -k
-        made.append((field.name, Annotated[kind | None, Parameter(help=text, **short)], None))
+        name = f"--{field.name}" if len(field.name) == 1 else None  # not -k
+        made.append((field.name, Annotated[kind | None, Parameter(name=name, help=text)], None))
     return made
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tomllib
 from dataclasses import dataclass
 from importlib import resources
+from typing import Any
 
 from prunus.papers import LETTERS, PAPERS
 
@@ -28,8 +29,13 @@ class Statement:
 def statements(paper: str) -> list[Statement]:
     """The statements of one paper, in its own order."""
     text = (resources.files("prunus.papers") / paper / "statements.toml").read_text("utf8")
-    rows = tomllib.loads(text)["statement"]
-    return [Statement(paper, **{k: tuple(v) if isinstance(v, list) else v for k, v in row.items()}) for row in rows]
+    rows: list[dict[str, Any]] = tomllib.loads(text)["statement"]
+    return [Statement(paper, **_frozen(row)) for row in rows]
+
+
+def _frozen(row: dict[str, Any]) -> dict[str, Any]:
+    """The row with its lists as tuples."""
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in row.items()}
 
 
 def page() -> str:

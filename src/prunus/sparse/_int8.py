@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from prunus._torch import quiet_export
 from prunus.adapters import main_output
 
 
@@ -87,12 +88,12 @@ class _Engine(nn.Module):
 def _quantised(model: nn.Module, example: Tensor | Mapping[str, Tensor]) -> Any:
     from onnxruntime.quantization import QuantFormat, QuantType, quantize_dynamic, quantize_static
 
-    from prunus.sparse._peers import open_session, quiet, saturates
+    from prunus.sparse._peers import open_session, saturates
 
     named = () if isinstance(example, Tensor) else tuple(example)
     inputs = (example,) if isinstance(example, Tensor) else tuple(example.values())
     kinds: dict[str, Any] = {"weight_type": QuantType.QInt8, "per_channel": True, "reduce_range": saturates()}
-    with tempfile.TemporaryDirectory() as folder, quiet():
+    with tempfile.TemporaryDirectory() as folder, quiet_export():
         plain, made = Path(folder) / "plain.onnx", Path(folder) / "int8.onnx"
         _export(_Plain(model, named).eval(), inputs, plain)
         if any(isinstance(module, nn.Conv2d) for module in model.modules()):
