@@ -21,7 +21,7 @@ from prunus.certificates.reading.pair import Pair
 _ENTRIES = 2**13
 """Entries of the widest value of all points that are bounded together."""
 
-_BASIS = 1 + 1e-10
+BASIS_SLACK = 1 + 1e-10
 """Covers what a basis in float64 lacks of being orthonormal."""
 
 _TUNED_OUTPUTS, _TUNING_STEPS = 64, 40
@@ -86,7 +86,7 @@ def bound_relaxation(
         if along is not None and bool((lengths(along) < lengths(found[first:last])).any()):
             if tune and finished:
                 along = tune_outputs(relaxation, pair, along, _TUNING_STEPS, until, basis=basis)
-            turned[first:last] = lengths(along) * _BASIS
+            turned[first:last] = lengths(along) * BASIS_SLACK
         elif tune and finished and few:
             found[first:last] = tune_outputs(relaxation, pair, found[first:last], _TUNING_STEPS, until)
         if tell is not None:
@@ -97,9 +97,13 @@ def bound_relaxation(
 
 
 def _basis(pair: Pair, here: Region) -> Tensor:
-    """Orthonormal rows (points, outputs, *output shape), the first along the difference at the centre."""
+    """`difference_basis` of the outputs at the centres."""
     one, two = pair.outputs(here.centres)
-    first = two - one
+    return difference_basis(pair, two - one)
+
+
+def difference_basis(pair: Pair, first: Tensor) -> Tensor:
+    """Orthonormal rows (points, outputs, *output shape), the first along a difference of outputs (points, outputs)."""
     size = torch.linalg.vector_norm(first, dim=1, keepdim=True)
     first = torch.where(size > 0, first / size.clamp_min(1e-300), torch.eye(first.shape[1], dtype=torch.float64)[:1])
     # A reflection that takes the first unit to the difference, with the sign that loses no digits.

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from prunus.certificates.bounds.floats import UNITS
+from prunus.certificates.bounds.pointwise import BASIS_SLACK, difference_basis
 from prunus.certificates.bounds.relaxation import Relaxation
 from prunus.certificates.prover.probabilities import (
     blame_margin,
@@ -21,6 +22,9 @@ from prunus.certificates.prover.probabilities import (
 from prunus.certificates.reading.pair import Pair
 from prunus.certificates.reading.pieces import Lipschitz
 from prunus.errors import BadInput
+
+_TURNED_OUTPUTS = 64
+"""Outputs up to which the 2-norm is also bounded along the difference at a box's centre."""
 
 
 class Goal(Protocol):
@@ -71,9 +75,12 @@ class Close:
         outputs = relaxation.outputs()
         if ends_in_softmax(self.pair):
             outputs = torch.minimum(outputs, probability_bounds(self.pair, relaxation, centres[0].argmax(1)))
-        else:
-            blame(relaxation, self.pair, outputs.argmax(1))
         found = outputs.amax(1) if self.norm == "max" else torch.linalg.vector_norm(outputs, dim=1) * (1 + 1e-12)
+        if self.norm == 2 and outputs.shape[1] <= _TURNED_OUTPUTS:
+            along = relaxation.along(difference_basis(self.pair, centres[1] - centres[0]))
+            found = torch.fmin(found, torch.linalg.vector_norm(along, dim=1) * BASIS_SLACK)
+        if not ends_in_softmax(self.pair):
+            blame(relaxation, self.pair, outputs.argmax(1))
         return torch.where(torch.isnan(found), torch.full_like(found, math.inf), found)
 
     def measure(self, one: Tensor, two: Tensor) -> Tensor:
