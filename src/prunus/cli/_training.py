@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from prunus.cli.options import flags, flags_of
+from prunus.cli.options import flags, flags_of, given
 from prunus.errors import BadInput
 from prunus.settings.training import FitConfig, Schedule
 
@@ -46,15 +46,15 @@ def configure(base: FitConfig, flags: Any, place: Place, seed: int, quiet: bool)
     from prunus.training.records import RunFolder
 
     place = place or Place()
-    given = {} if flags is None else {name: value for name, value in vars(flags).items() if value is not None}
-    _spell_schedule(given, base.schedule)
-    if "optimizer" in given and given["optimizer"] != base.optimizer and "lr" not in given:
-        given["lr"] = None  # the default of that optimizer
+    chosen = given(flags)
+    _spell_schedule(chosen, base.schedule)
+    if "optimizer" in chosen and chosen["optimizer"] != base.optimizer and "lr" not in chosen:
+        chosen["lr"] = None  # the default of that optimizer
     if place.resume and place.folder is None:
         raise BadInput("--resume needs --folder: name the folder that holds the run.")
     folder = RunFolder(place.folder, bool(place.resume)) if place.folder is not None else None
     config = base.replace(
-        **given,
+        **chosen,
         seed=seed,
         every=place.every or base.every,
         folder=folder.checkpoints if folder is not None else None,

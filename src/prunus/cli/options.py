@@ -79,8 +79,14 @@ def flags(
             text += f" {default if isinstance(default, str) else format(default, 'g')} unless given."
         kind = (own_types or {}).get(field.name, hints[field.name])
         name = f"--{field.name}" if len(field.name) == 1 else None  # not -k
+        text = text[:1].upper() + text[1:]
         made.append((field.name, Annotated[kind | None, Parameter(name=name, help=text)], None))
     return made
+
+
+def given(flags: Any) -> dict[str, Any]:
+    """The flags of a `flags_of` dataclass that were given, by name; None has none."""
+    return {} if flags is None else {name: value for name, value in vars(flags).items() if value is not None}
 
 
 def attributes(owner: type) -> dict[str, str]:

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
+from prunus.cli import options
 from prunus.cli._inputs import Metric
 from prunus.cli.options import Data, DataDir, Exclude, Json, Model, NewWeights, Pattern, Seed, State, Weights
+from prunus.settings.recovery import ReconstructOptions
+
+if TYPE_CHECKING:
+    Flags = Any
+else:
+    FIELDS = ("refine", "descent", "rate", "damping", "towards", "batch_size", "memory")
+    Flags = options.flags_of("ReconstructFlags", options.flags(ReconstructOptions, names=FIELDS))
 
 
 def reconstruct(
@@ -25,8 +33,7 @@ def reconstruct(
     data_dir: DataDir = None,
     metric: Metric = None,
     samples: Annotated[int, Parameter(help="Samples to adjust on; their labels are not used.")] = 512,
-    refine: Annotated[int, Parameter(help="Rounds of the search for better masks; 0 leaves it out.")] = 24,
-    descent: Annotated[int, Parameter(help="Passes with gradient steps on the output of each block.")] = 0,
+    flags: Annotated[Flags | None, Parameter(name="*")] = None,
     folder: State = None,
     output: NewWeights = None,
     seed: Seed = 0,
@@ -46,7 +53,6 @@ def reconstruct(
     from prunus.contract import Masks
     from prunus.errors import BadInput
     from prunus.models import resolve
-    from prunus.recovery import ReconstructOptions
     from prunus.recovery import reconstruct as rebuild
 
     if data is None:
@@ -66,7 +72,7 @@ def reconstruct(
         samples,
         seed,
         misfits=misfits,
-        options=ReconstructOptions(refine=refine, descent=descent, progress=False if json else None, folder=folder),
+        options=ReconstructOptions(**options.given(flags), progress=False if json else None, folder=folder),
     )
     record: dict[str, Any] = {"model": model, "sparsity": found.sparsity, "samples": found.notes["samples"]}
     record["layers"] = [

@@ -3,30 +3,27 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
+from prunus.cli import options
 from prunus.cli._inputs import Metric
 from prunus.cli.options import Data, DataDir, Exclude, Json, Model, Seed, Weights
+from prunus.settings.structure import Options
+
+if TYPE_CHECKING:
+    Flags = Any
+else:
+    FIELDS = ("measure", "score", "allocation", "samples", "multiple", "depth", "recover", "per_layer", "configured")
+    Flags = options.flags_of("ShrinkFlags", options.flags(Options, names=FIELDS))
 
 
 def shrink(
     model: Model,
     *,
     fraction: Annotated[float, Parameter(help="The share of the measure that stays, between 0 and 1.")] = 0.5,
-    measure: Annotated[
-        str, Parameter(help="multiply-adds, parameters, or time: of one input, measured on this machine.")
-    ] = "multiply-adds",
-    score: Annotated[
-        str | None, Parameter(help="magnitude, random, taylor or reconstruction (the default with data).")
-    ] = None,
-    allocation: Annotated[str | None, Parameter(help="uniform, global, or damage (the default with data).")] = None,
-    samples: Annotated[int, Parameter(help="How many samples of the training data are used.")] = 512,
-    multiple: Annotated[int | None, Parameter(help="Widths are multiples of this.")] = None,
-    depth: Annotated[
-        bool, Parameter(negative="", help="Whole residual blocks leave first, those that change the outputs least.")
-    ] = False,
+    flags: Annotated[Flags | None, Parameter(name="*")] = None,
     distil: Annotated[
         str | None, Parameter(help="Then learn from the original on the training data for so long, as in 2ep.")
     ] = None,
@@ -65,20 +62,15 @@ def shrink(
         fraction,
         example=example,
         data=train,
-        measure=measure,
-        score=score,
-        allocation=allocation,
         exclude=tuple(exclude or ()),
-        samples=samples,
-        multiple=multiple,
-        depth=depth,
         seed=seed,
+        **options.given(flags),
     )
     small = removal.apply()
     solved = _distilled(small, network, train, test, distil, metric)
     record = {
         "model": model,
-        "measure": measure,
+        "measure": options.given(flags).get("measure", Options().measure),
         "share": removal.share,
         "blocks": list(removal.blocks),
         "parameters_before": _count(network),

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from prunus.recovery._options import ReconstructOptions
 from prunus.recovery._shelf import leaves
 from prunus.recovery._units import UnitWalk
+from prunus.settings.recovery import ReconstructOptions
 
 
 def descend(

@@ -11,8 +11,8 @@ from prunus.contract import Pattern
 from prunus.layers import Weight
 from prunus.pruning import patterns
 from prunus.recovery._moments import Moments, bias_of
-from prunus.recovery._options import ReconstructOptions
 from prunus.recovery._solve import Problem, alternate, damped, errors, optimum, sweep
+from prunus.settings.recovery import ReconstructOptions
 
 TRIAL = 10  # steps of conjugate gradients before two masks are compared
 GAIN = 1e-4  # a step that lowers the error by less is the last one

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from prunus.adapters import Batch
 from prunus.errors import BadInput
-from prunus.recovery._options import ReconstructOptions
+from prunus.settings.recovery import ReconstructOptions
 from prunus.storage import digest, read_record, read_tensors, write_record, write_tensors
 
 _KIND = "reconstruction"

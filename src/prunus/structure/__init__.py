@@ -8,8 +8,8 @@ Which units belong together is read from the operators: `_walk.py` visits them, 
 `groups.py` what comes out. `_surgery.py` cuts and checks.
 """
 
+from prunus.settings.structure import Options
 from prunus.structure._call import run_once
-from prunus.structure._options import Options
 from prunus.structure._shrink import GroupRow, Removal, find_removal, shrink
 from prunus.structure.files import load, save
 from prunus.structure.groups import Coupling, FixedLayer, Group

@@ -10,10 +10,10 @@ from torch import nn
 from prunus.adapters import Batch
 from prunus.errors import BadInput
 from prunus.layers import listing, matches
+from prunus.settings.structure import Options
 from prunus.structure import costs
 from prunus.structure._damage import damages, study
 from prunus.structure._labels import Array
-from prunus.structure._options import Options
 from prunus.structure.allocations import ALLOCATIONS, equalised, least_damage
 from prunus.structure.costs import Cost
 from prunus.structure.groups import Coupling

@@ -16,13 +16,14 @@ from prunus.adapters import Batch
 from prunus.contract import Masks
 from prunus.errors import BadInput
 from prunus.graph import read, unwrapped
+from prunus.settings.structure import Options
 from prunus.structure import _depth, _latency, _surgery, costs
 from prunus.structure._call import Example, example_for
 from prunus.structure._choice import Known, learn, shares_of_damage, widths, widths_by_name
 from prunus.structure._config import Knob, configured, find_knobs, matched, tie_layers, update_config
 from prunus.structure._features import solvable
 from prunus.structure._labels import Array
-from prunus.structure._options import Options, looked_at, options_from, shares_from
+from prunus.structure._options import looked_at, options_from, shares_from
 from prunus.structure._recover import answers, distance, recalibrate, solve
 from prunus.structure._walk import walk
 from prunus.structure.allocations import best
