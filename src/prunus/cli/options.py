@@ -79,7 +79,6 @@ def flags(
             text += f" {default if isinstance(default, str) else format(default, 'g')} unless given."
         kind = (own_types or {}).get(field.name, hints[field.name])
         name = f"--{field.name}" if len(field.name) == 1 else None  # not -k
-        text = text[:1].upper() + text[1:]
         made.append((field.name, Annotated[kind | None, Parameter(name=name, help=text)], None))
     return made
 

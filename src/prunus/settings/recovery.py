@@ -15,17 +15,17 @@ class ReconstructOptions:
     """Settings of `prunus.reconstruct` that rarely need a change.
 
     Attributes:
-        damping: added to the diagonal of the second moments, as a part of its mean; more is safer with few samples.
+        damping: Added to the diagonal of the second moments, as a part of its mean; more is safer with few samples.
         towards: 1 aims at the dense network's outputs, so that layers undo the errors of those before them, as far as
             the samples show more than chance; 0 aims at what the dense weights would give on the pruned network's
             inputs (as SparseGPT does).
-        refine: rounds of the search for better masks after the first; 0 leaves it out.
-        descent: passes over the samples with gradient steps on the output of each block, zeros held; 0 leaves it out.
-        rate: learning rate of these steps, as a part of the typical size of a weight.
-        batch_size: samples that run at once, where the data do not come in batches.
-        memory: bytes of activations kept in memory; what goes beyond is kept in files for the time of the run.
-        progress: show a line with the time left; None shows it in a terminal.
-        folder: keep the state here after every block; a call with the same arguments goes on from it and ends in the
+        refine: Rounds of the search for better masks after the first; 0 leaves it out.
+        descent: Passes over the samples with gradient steps on the output of each block, zeros held; 0 leaves it out.
+        rate: Learning rate of these steps, as a part of the typical size of a weight.
+        batch_size: Samples that run at once, where the data do not come in batches.
+        memory: Bytes of activations kept in memory; what goes beyond is kept in files for the time of the run.
+        progress: Show a line with the time left; None shows it in a terminal.
+        folder: Keep the state here after every block; a call with the same arguments goes on from it and ends in the
             same bytes. The files stay until you delete them.
 
     Example:
