@@ -184,8 +184,8 @@ def _copied(model: nn.Module) -> nn.Module:
         return copy.deepcopy(model)
     except RuntimeError:
         raise BadInput(
-            "The network is under torch.nn.utils.prune and cannot be copied: make that permanent with prune.remove "
-            "before masks are applied, or give the pruned module itself."
+            "The network has computed weights (torch.nn.utils.prune or weight_norm) and cannot be copied: make them "
+            "permanent with prune.remove or remove_weight_norm before masks are applied, or give the pruned module."
         ) from None
 
 
