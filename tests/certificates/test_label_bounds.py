@@ -18,8 +18,7 @@ def test_the_bound_of_undecided_labels_holds_everywhere(seed: int) -> None:
     pruned = prunus.find_masks(model, 0.1).apply_(copy.deepcopy(model))
     point = torch.randn(1, 4)
     verdict = prunus.equivalent(model, pruned, prunus.Samples(point, 0.4), labels=True, boxes=12)
-    if verdict.status == "refuted":
-        pytest.skip("the networks give different labels there")
+    assert verdict.status != "refuted", "these seeds give networks that agree near the point"
     noise = torch.randn(4000, 4)
     inputs = point + 0.3999 * noise / noise.norm(dim=1, keepdim=True) * torch.rand(4000, 1) ** 0.25
     with torch.no_grad():

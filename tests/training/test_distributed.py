@@ -127,4 +127,4 @@ def _zero_masks(model: torch.nn.Module, rank: int) -> Any:
 
 
 def test_ranks_that_disagree_are_stopped(tmp_path: Path) -> None:
-    together(tmp_path, different)
+    assert all(bool(found["done"]) for found in together(tmp_path, different))
