@@ -1,6 +1,6 @@
 """3x3 convolutions, fp32, one thread, 90 % balanced:16: how many times faster ours is than each peer.
 
-Median of interleaved runs, processor time; two passes, of which each row keeps the one in which torch was fastest.
+Median of interleaved runs, processor time, one pass.
 "best dense" is the fastest of torch in both memory formats, oneDNN with packed weights, and ONNX Runtime;
 "load" is the machine's load average.
 """
@@ -30,4 +30,4 @@ def run(quick: bool) -> list[dict[str, Any]]:
             results += [bench_conv(conv, batch, (size, size), repeats=5 if quick else 9) for batch in (1, 32)]
         return results
 
-    return quietest(measure, 1 if quick else 2)
+    return quietest(measure, 1)

@@ -53,7 +53,7 @@ def _row(rows: int, cols: int, tokens: int, quick: bool) -> dict[str, Any]:
     large = rows * cols * tokens > 1 << 27
     with torch.no_grad():
         outputs = {name: run() for name, run in runs.items()}
-        samples = timing.interleave(runs, 5 if quick or large else 9, 4e-3, timing.clock_for(1))
+        samples = timing.interleave(runs, 3 if large else 5 if quick else 9, 4e-3, timing.clock_for(1))
     seconds = {name: timing.median(values) for name, values in samples.items()}
     best = {
         kind: min((n for n in seconds if n.startswith(kind)), key=seconds.__getitem__) for kind in ("dense", "int8")

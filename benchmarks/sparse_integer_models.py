@@ -6,7 +6,7 @@ layer stay dense), runs on CIFAR-10 test images, and both sides calibrate on ima
 "measured" is what `compress` makes of it by itself, "always" has integers in every pruned layer. Convolutions are 3x3,
 90 and 75 % balanced:16, over a given range, against our own float32. LSTM and GRU have 256 units, 90 % balanced:16, 16
 steps, against torch's dense ones. "error" is relative, against float32 with the same weights; "load" the load average:
-above one, trust the ratios only. The three groups may be runs of different hours.
+above one, trust the ratios only. The three groups may be runs of different hours; torch.compile has frozen weights.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def _resnet(batch: int, repeats: int) -> list[dict[str, Any]]:
     prunus.models.load_weights(model, weights)
     prunus.prune(model, 0.9, pattern="balanced:16", exclude=("conv1", "linear"))
     x, calibration = _images("test", batch), _images("train", 128)
-    runs: dict[str, Any] = find_peers(model, (x,), ("onnx", "onnx int8 static", "openvino int8"))
+    runs: dict[str, Any] = find_peers(model, (x,), ("onnx", "onnx int8 static", "openvino", "openvino int8", "compile"))
     runs["torch"] = lambda: model(x)
     ours = {"float32": prunus.compress(model, example=x, fuse=True)}
     for select in ("measured", "always"):

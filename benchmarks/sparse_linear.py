@@ -1,6 +1,6 @@
 """Linear layers, fp32, one thread, balanced:16: how many times faster ours is than each peer.
 
-Median of interleaved runs, processor time; two passes, of which each row keeps the one in which F.linear was fastest.
+Median of interleaved runs, processor time, one pass.
 "best dense" is the fastest of F.linear, oneDNN and MKL with packed weights, ONNX Runtime and OpenVINO. Sparsities are
 the realised ones; "load" is the machine's load average: above one, trust the ratios only.
 """
@@ -39,4 +39,4 @@ def run(quick: bool) -> list[dict[str, Any]]:
     def measure() -> list[BenchResult]:
         return [bench_linear(weights[cell[:3]], cell[3], peers=PEERS, repeats=repeats) for cell in cells]
 
-    return quietest(measure, 1 if quick else 2)
+    return quietest(measure, 1)

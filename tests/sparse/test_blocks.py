@@ -218,6 +218,32 @@ def test_a_whole_decoder_keeps_its_cache(monkeypatch: pytest.MonkeyPatch, level:
         assert native(tokens, use_cache=False).past_key_values is None
 
 
+def test_what_changes_around_a_whole_decoder_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, native = both(llama())
+    tokens = torch.randint(1, 99, (1, 6))
+    with torch.no_grad():
+        native(tokens)
+        calls = counted(native.model, monkeypatch)
+        native.model.norm.weight.data = native.model.norm.weight.data * 2.0  # another address
+        layer = native.model.layers[1].mlp.down_proj
+        layer.load_state_dict({name: -t if name == "values" else t for name, t in layer.state_dict().items()})
+        found = native(tokens).logits
+        assert not calls
+        close(found, native.lm_head(type(native.model).forward(native.model, tokens).last_hidden_state))
+        calls.clear()
+        handle = native.model.norm.register_forward_hook(lambda *_: None)
+        native(tokens)
+        assert len(calls) == 1
+        handle.remove()
+        close(native(tokens).logits, found)
+        assert len(calls) == 1
+        out = native(tokens)
+        for layer in out.past_key_values.layers:  # other tensors with the same numbers
+            layer.keys, layer.values = layer.keys.clone(), layer.values.clone()
+        again = native(tokens[:, :1], past_key_values=out.past_key_values).logits
+        close(again[:, 0], native(torch.cat([tokens, tokens[:, :1]], 1)).logits[:, -1])
+
+
 def test_other_models_are_left_alone() -> None:
     class BertLayer(nn.Module):
         """Not the one of transformers."""

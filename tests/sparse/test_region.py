@@ -64,6 +64,26 @@ def test_a_resnet_is_one_region_and_computes_the_same() -> None:
             close(first, model(x))  # results are the caller's own
 
 
+@pytest.mark.parametrize("activations", [None, torch.int8])
+def test_weights_that_are_loaded_in_place_are_seen(activations: torch.dtype | None) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(16, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 16, 3, padding=1)).eval()
+    prunus.prune(model, 0.5, pattern="balanced:16")
+    x = torch.randn(1, 16, 8, 8)
+    fast, other = (compress(model, select="always", fuse=True, activations=activations) for _ in range(2))
+    with torch.no_grad():
+        fast(x)
+        before = fast(x)
+        state = {name: -tensor if name.endswith("values") else tensor for name, tensor in fast.state_dict().items()}
+        other.load_state_dict(state)  # into one that never ran
+        fast.load_state_dict(state)
+        assert torch.equal(fast(x), other(x))
+        assert not torch.equal(fast(x), before)
+        bias = fast.get_submodule("0").bias
+        bias.data = bias.data + 1.0
+        assert not torch.equal(fast(x), other(x))  # a bias that moved
+
+
 def one_by_one(fast: nn.Module, x: Tensor) -> tuple[Tensor, ...]:
     """The model's result with every layer called by itself."""
     convs = [module for module in fast.modules() if isinstance(module, SparseConv2d)]

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from prunus.sparse._modules import BalancedLinear, watched
+from prunus.sparse._modules import BalancedLinear, PackedModule, watch_packed, watched
 from prunus.sparse._packed import kernels
 
 ENCODERS = ("BertLayer", "RobertaLayer", "XLMRobertaLayer", "ElectraLayer", "CamembertLayer", "MPNetLayer")
@@ -122,7 +122,8 @@ def _activation(function: Callable[[Tensor], Tensor]) -> int | None:
     return None
 
 
-def _eps(norm: Any) -> float:
+def eps_of(norm: Any) -> float:
+    """What a norm adds under its root."""
     return float(norm.variance_epsilon if hasattr(norm, "variance_epsilon") else norm.eps)
 
 
@@ -134,12 +135,20 @@ def may_run(module: nn.Module) -> bool:
 
 
 def watch_modules(top: nn.Module) -> tuple[list[tuple[Any, ...]], list[Any]]:
-    """Every child and tensor below a module, as (dictionary, name, value), and the dictionaries of its hooks."""
+    """Every child and tensor below a module, as entries of dictionaries, and the dictionaries of its hooks.
+
+    An entry is (dictionary, name, value, whether it is a tensor that is read where it lies).
+    """
     entries: list[tuple[Any, ...]] = []
     hooks: list[Any] = []
     for module in top.modules():
+        if isinstance(module, PackedModule):
+            more = watch_packed(module)
+            entries += more[0]
+            hooks += more[1]
+            continue
         for held in (module._modules, module._parameters, module._buffers):
-            entries += [(held, name, value) for name, value in held.items()]
+            entries += [(held, name, value, isinstance(value, Tensor)) for name, value in held.items()]
         if module is not top:
             hooks += [module._forward_hooks, module._forward_pre_hooks]
     return entries, hooks
@@ -199,7 +208,7 @@ class NativeForward:
             return
         pointers = [0 if tensor is None else tensor.data_ptr() for tensor in tensors]
         integer = [layer is not None and layer.integer for layer in parts.layers]
-        eps = [_eps(norm) for norm in parts.norms]
+        eps = [eps_of(norm) for norm in parts.norms]
         sizes = (parts.heads, parts.key_heads, parts.size, parts.scaling)
         try:
             block = kernels().Block(

@@ -171,6 +171,23 @@ class PackedModule(nn.Module):
         self._view = None
 
 
+def watch_packed(module: PackedModule) -> tuple[list[tuple[Any, ...]], list[Any]]:
+    """What a native run of a packed layer depends on: entries of its dictionaries and its hooks.
+
+    An entry is (dictionary, name, value, whether it is a tensor that is read where it lies). Integer products read
+    weights of their own, so there those are the bias and the span alone.
+    """
+    _ = module.packed  # a view that was thrown away is made anew first
+    own = module.__dict__
+    entries: list[tuple[Any, ...]] = [
+        (own, name, own[name], False) for name in ("relu", "geometry", "activations", "_view") if name in own
+    ]
+    entries += [(module._parameters, name, value, value is not None) for name, value in module._parameters.items()]
+    for name, value in module._buffers.items():
+        entries.append((module._buffers, name, value, value is not None and (name == "span" or not module.integer)))
+    return entries, [module._forward_hooks, module._forward_pre_hooks]
+
+
 class BalancedLinear(PackedModule):
     """A linear layer on packed weights: (..., in_features) -> (..., out_features), float32.
 

@@ -19,7 +19,7 @@ from torch import Tensor, fx, nn
 from torch.nn import functional
 
 from prunus.sparse._integer_ops import add_conv
-from prunus.sparse._modules import SparseConv2d, uncast
+from prunus.sparse._modules import SparseConv2d, uncast, watch_packed
 from prunus.sparse._ops import check_bias
 from prunus.sparse._packed import Packed, kernels
 
@@ -78,17 +78,16 @@ class FusedRegion:
         return found
 
     def _watched(self) -> tuple[list[tuple[Any, ...]], list[Any]]:
-        """What a layout depends on, as (dictionary, name, value), and the dictionaries of hooks."""
+        """What a layout depends on, as `watch_modules` gives it."""
         entries, hooks = list[tuple[Any, ...]](), list[Any]()
         for path in self._paths:
             module: Any = self._model
             for part in path:
-                entries.append((module._modules, part, module._modules[part]))
+                entries.append((module._modules, part, module._modules[part], False))
                 module = module._modules[part]
-            entries += [(module.__dict__, name, module.__dict__[name]) for name in ("relu", "geometry", "activations")]
-            for held in (module._parameters, module._buffers):
-                entries += [(held, name, value) for name, value in held.items()]
-            hooks += [module._forward_hooks, module._forward_pre_hooks]
+            more = watch_packed(module)
+            entries += more[0]
+            hooks += more[1]
         return entries, hooks
 
     def __call__(self, *inputs: Tensor) -> Any:

@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from prunus.sparse._blocks import NativeForward, may_run, watch_modules
+from prunus.sparse._blocks import NativeForward, eps_of, may_run, watch_modules
 from prunus.sparse._packed import kernels
 
 ENCODERS = {"BertModel": "BertEmbeddings"}
@@ -188,6 +188,7 @@ class NativeDecoder(_NativeModel):
         )
         used = config.num_hidden_layers == len(model.layers)
         self._turns = None
+        used = used and {type(layer.input_layernorm) for layer in model.layers} == {type(model.norm)}
         return whole and used and getattr(rotary, "rope_type", "") in _FIXED and hasattr(rotary, "inv_freq")
 
     def run(
@@ -221,67 +222,74 @@ class NativeDecoder(_NativeModel):
             return None
         if attention_mask is not None and (attention_mask.dim() != 2 or not bool(attention_mask.all())):
             return None
-        if position_ids is None:
-            position_ids = torch.arange(past, past + x.shape[1]).unsqueeze(0)
-        cos, sin = self._rotations(position_ids, x)
-        x = x.contiguous()
-        threads = torch.get_num_threads()
-        for number, block in enumerate(self._blocks):
-            x = _extend(cache, number, block, x, cos, sin, threads)
-        out = BaseModelOutputWithPast(last_hidden_state=model.norm(x), past_key_values=cache)
+        room = self._room(cache, x, past)
+        if room is None:
+            return None
+        cos, sin = self._rotations(position_ids, past, x)
+        runs, norm = [block.native for block in self._blocks], (model.norm.weight, eps_of(model.norm))
+        where = (x.contiguous(), cos, sin, room.keys, room.values, past, *norm)
+        out = kernels().extend_all(runs, *where, torch.get_num_threads())
+        if out is None:
+            return None
+        room.fill(cache, past + x.shape[1])
+        _rooms[cache] = room
+        result = BaseModelOutputWithPast(last_hidden_state=out, past_key_values=cache)
         if not cached:
-            out.past_key_values = past_key_values
-        return out
+            result.past_key_values = past_key_values
+        return result
 
-    def _rotations(self, positions: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    def _room(self, cache: Any, x: Tensor, past: int) -> Room | None:
+        """Where keys and values go: behind those of the cache where there is room, or a new room that begins with them."""
+        needed, parts = past + x.shape[1], self._blocks[0].parts
+        known = _rooms.get(cache)
+        if known is not None and known.holds(cache) and needed <= known.keys.shape[3]:
+            return known
+        shape = (len(self._blocks), x.shape[0], parts.key_heads, max(_ROOM, 2 * needed), parts.size)
+        there = [(layer.keys, layer.values) for layer in cache.layers] if past else []
+        filled = (x.shape[0], parts.key_heads, past, parts.size)
+        if any(tuple(tensor.shape) != filled or tensor.dtype != torch.float32 for pair in there for tensor in pair):
+            return None
+        room = Room(torch.empty(shape), torch.empty(shape))
+        for number, (keys, values) in enumerate(there):
+            room.keys[number, :, :, :past], room.values[number, :, :, :past] = keys, values
+        return room
+
+    def _rotations(self, positions: Tensor | None, past: int, x: Tensor) -> tuple[Tensor, Tensor]:
         """cos and sin of every position, from a table that the model's own module fills."""
-        last = int(positions.max())
+        last = past + x.shape[1] - 1 if positions is None else int(positions.max())
         if self._turns is None or self._turns[0].shape[0] <= last:
             every = torch.arange(max(256, 2 * (last + 1))).unsqueeze(0)
             cos, sin = self.model.rotary_emb(x, position_ids=every)
             self._turns = (cos[0].contiguous(), sin[0].contiguous())
-        return self._turns[0][positions], self._turns[1][positions]
+        if positions is not None:
+            return self._turns[0][positions], self._turns[1][positions]
+        cos, sin = (table.narrow(0, past, x.shape[1]).unsqueeze(0) for table in self._turns)
+        return cos, sin
 
 
-# The rooms behind the keys and values of a cache's layers: (keys, values, how many are filled).
-_rooms: weakref.WeakKeyDictionary[Any, tuple[Tensor, Tensor, int]] = weakref.WeakKeyDictionary()
+class Room:
+    """Keys and values of all layers of a cache, with room for more behind them."""
+
+    def __init__(self, keys: Tensor, values: Tensor) -> None:
+        self.keys, self.values = keys, values  # blocks x batch x heads x capacity x size
+        self.shown: list[tuple[Tensor, Tensor]] = []
+
+    def holds(self, cache: Any) -> bool:
+        """Whether the cache's keys and values are still those that were put there."""
+        if len(self.shown) != len(cache.layers):
+            return False
+        return all(layer.keys is k and layer.values is v for layer, (k, v) in zip(cache.layers, self.shown))
+
+    def fill(self, cache: Any, length: int) -> None:
+        """Give the cache the first `length` keys and values of every layer."""
+        keys, values = self.keys.narrow(3, 0, length).unbind(0), self.values.narrow(3, 0, length).unbind(0)
+        self.shown = list(zip(keys, values))
+        for number, (k, v) in enumerate(self.shown):
+            if number >= len(cache.layers) or not cache.layers[number].is_initialized:
+                cache.update(k, v, number)
+            layer = cache.layers[number]
+            layer.keys, layer.values = k, v
 
 
-def _extend(cache: Any, number: int, block: NativeForward, x: Tensor, cos: Tensor, sin: Tensor, threads: int) -> Tensor:
-    """One block, its keys and values written behind those of the cache."""
-    parts = block.parts
-    length = x.shape[1]
-    if number < len(cache.layers) and cache.layers[number].is_initialized:
-        layer = cache.layers[number]
-        keys, values, filled = _room(layer, length)
-    else:
-        layer, filled = None, 0
-        shape = (x.shape[0], parts.key_heads, max(_ROOM, 2 * length), parts.size)
-        keys, values = torch.empty(shape), torch.empty(shape)
-    out = block.native.extend(x, cos, sin, keys, values, filled, None, True, threads)
-    if out is None:
-        raise RuntimeError("The native block cannot read what the cache or the rotary embedding gave it.")
-    now = filled + length
-    new_keys, new_values = keys.narrow(2, 0, now), values.narrow(2, 0, now)
-    if layer is None:
-        cache.update(new_keys, new_values, number)
-        layer = cache.layers[number]
-    layer.keys, layer.values = new_keys, new_values
-    _rooms[layer] = (keys, values, now)
-    return out  # type: ignore[no-any-return]
-
-
-def _room(layer: Any, length: int) -> tuple[Tensor, Tensor, int]:
-    """Keys and values with room for `length` more: the room they are in where nothing follows them, or a new one."""
-    filled = layer.keys.shape[2]
-    known = _rooms.get(layer)
-    if known is not None:
-        keys, values, count = known
-        own = layer.keys.data_ptr() == keys.data_ptr() and layer.values.data_ptr() == values.data_ptr()
-        if own and count == filled and filled + length <= keys.shape[2] and layer.keys.shape[0] == keys.shape[0]:
-            return keys, values, filled
-    shape = (*layer.keys.shape[:2], max(_ROOM, 2 * (filled + length)), layer.keys.shape[3])
-    keys, values = torch.empty(shape), torch.empty(shape)
-    keys[:, :, :filled] = layer.keys
-    values[:, :, :filled] = layer.values
-    return keys, values, filled
+# The rooms behind the keys and values of caches.
+_rooms: weakref.WeakKeyDictionary[Any, Room] = weakref.WeakKeyDictionary()

@@ -1,4 +1,5 @@
 // Bindings of what runs as a whole: a transformer's block, a recurrent layer.
+#include <algorithm>
 #include <cstring>
 #include <vector>
 
@@ -150,6 +151,42 @@ struct BlockRun {
     }
 };
 
+// All blocks of a decoder, one after the other, with keys and values behind the `filled` ones of a room (blocks x batch x
+// key_heads x capacity x size), then the last norm. None, and nothing written, where the caller must look closer.
+nb::object extend_all(const std::vector<const BlockRun *> &runs, nb::handle x, nb::handle cos, nb::handle sin,
+                      nb::handle k, nb::handle v, int64_t filled, nb::handle weight, float eps, int threads) {
+    prunus::exchange::Tensor in, keys, values, last;
+    Sequence s;
+    if (runs.empty() || !view(k, keys) || !view(v, values) || keys.ndim != 5 || values.ndim != 5) return nb::none();
+    if (!view(x, in) || in.ndim != 3 || !look(weight, last) || last.ndim != 1 || last.shape[0] != in.shape[2])
+        return nb::none();
+    const Block &first = runs[0]->b;
+    const int64_t capacity = keys.shape[3];
+    const int64_t wanted[] = {int64_t(runs.size()), in.shape[0], first.key_heads, capacity, first.size};
+    if (!std::equal(wanted, wanted + 5, keys.shape) || !std::equal(wanted, wanted + 5, values.shape)) return nb::none();
+    if (filled < 0 || filled + in.shape[1] > capacity) return nb::none();
+    if (!runs[0]->see(x, nb::none(), cos, sin, filled + in.shape[1], true, in, s)) return nb::none();
+    for (const BlockRun *run : runs)
+        if (run->b.width() != first.width() || run->b.key_heads != first.key_heads || run->b.size != first.size)
+            return nb::none();
+    const int64_t tokens = s.batch * s.length, width = first.width();
+    const int64_t room = in.shape[0] * first.key_heads * capacity * first.size;
+    const Norm norm = {last.floats(), nullptr, eps, true};
+    return make(in, in.shape, [&](float *out) {
+        const Machine m = machine(threads);
+        std::vector<float> between(size_t(2 * tokens * width));
+        const float *from = in.floats();
+        for (size_t i = 0; i < runs.size(); ++i) {
+            float *to = between.data() + int64_t(i % 2) * tokens * width;
+            const int64_t at = int64_t(i) * room;
+            extend(m, runs[i]->b, s, from, keys.floats() + at, values.floats() + at, filled, capacity, to);
+            from = to;
+        }
+        for (int64_t n = 0; n < tokens; ++n)
+            m.blocks.normalise(norm, from + n * width, nullptr, width, nullptr, out + n * width);
+    });
+}
+
 // Whether the object is a tensor of whole numbers of 64 bits, contiguous, all at least zero and below `end`.
 bool view_ids(nb::handle object, int64_t end, prunus::exchange::Tensor &out) {
     if (!tensors || object.type().ptr() != tensor_type) return false;
@@ -192,19 +229,36 @@ nb::object embed_on(nb::handle ids, nb::handle kinds, const std::vector<nb::obje
     });
 }
 
-// What a native run was made of: the instruction set, entries of dictionaries (tensors with their addresses, and where
-// they are two floats, as spans are, with these), and dictionaries of hooks, which must be empty. Asking costs some forty
-// nanoseconds for each.
+// What a native run was made of: the instruction set, entries of dictionaries, and dictionaries of hooks, which must be
+// empty. Entries are looked up only where a dictionary was written to since (CPython 3.11 counts that). Tensors whose
+// memory is read directly have their addresses compared every time, and where they are two floats, as spans are, these.
 struct Watch {
     struct One {
         nb::object holder, name, value;
+    };
+    struct Place {
+        PyObject *tensor;  // kept by its entry
         const void *address;
         bool span;
         float ends[2];
     };
+    struct Stamp {
+        PyObject *dictionary;
+        uint64_t seen;
+    };
     const Level *made_for = &level();
     std::vector<One> all;
+    std::vector<Place> places;
     std::vector<nb::object> hooks;
+    mutable std::vector<Stamp> stamps;
+
+#if PY_VERSION_HEX < 0x030C0000
+    static constexpr bool counted = true;
+    static uint64_t count_of(PyObject *d) { return reinterpret_cast<PyDictObject *>(d)->ma_version_tag; }
+#else
+    static constexpr bool counted = false;
+    static uint64_t count_of(PyObject *) { return 0; }
+#endif
 
     static const float *span_of(nb::handle object) {
         prunus::exchange::Tensor found;
@@ -219,23 +273,43 @@ struct Watch {
         return static_cast<const char *>(found.data) + found.byte_offset;
     }
 
+    // Entries: dictionary, name, value, and whether it is a tensor whose memory is read directly.
     Watch(const std::vector<nb::tuple> &entries, const std::vector<nb::object> &hooks) : hooks(hooks) {
         for (const nb::tuple &entry : entries) {
-            all.push_back({entry[0], entry[1], entry[2], address_of(entry[2]), false, {}});
+            all.push_back({entry[0], entry[1], entry[2]});
+            if (!nb::cast<bool>(entry[3])) continue;
+            places.push_back({all.back().value.ptr(), address_of(entry[2]), false, {}});
             if (const float *ends = span_of(entry[2]))
-                all.back().span = true, all.back().ends[0] = ends[0], all.back().ends[1] = ends[1];
+                places.back().span = true, places.back().ends[0] = ends[0], places.back().ends[1] = ends[1];
         }
+        for (const One &one : all) stamps.push_back({one.holder.ptr(), 0});
+        for (const nb::object &one : hooks) stamps.push_back({one.ptr(), 0});
+        const auto less = [](const Stamp &a, const Stamp &b) { return a.dictionary < b.dictionary; };
+        const auto equal = [](const Stamp &a, const Stamp &b) { return a.dictionary == b.dictionary; };
+        std::sort(stamps.begin(), stamps.end(), less);
+        stamps.erase(std::unique(stamps.begin(), stamps.end(), equal), stamps.end());
+    }
+
+    bool entries_same() const {
+        for (const nb::object &one : hooks)
+            if (PyDict_GET_SIZE(one.ptr()) != 0) return false;
+        for (const One &one : all)
+            if (PyDict_GetItem(one.holder.ptr(), one.name.ptr()) != one.value.ptr()) return false;
+        return true;
     }
 
     bool same() const {
         if (made_for != &level()) return false;
-        for (const nb::object &one : hooks)
-            if (PyDict_GET_SIZE(one.ptr()) != 0) return false;
-        for (const One &one : all) {
-            if (PyDict_GetItem(one.holder.ptr(), one.name.ptr()) != one.value.ptr()) return false;
-            if (address_of(one.value) != one.address) return false;
-            const float *ends = one.span ? span_of(one.value) : one.ends;
-            if (!ends || std::memcmp(ends, one.ends, sizeof one.ends) != 0) return false;
+        bool untouched = counted;
+        for (const Stamp &stamp : stamps) untouched &= count_of(stamp.dictionary) == stamp.seen;
+        if (!untouched) {
+            if (!entries_same()) return false;
+            for (Stamp &stamp : stamps) stamp.seen = count_of(stamp.dictionary);
+        }
+        for (const Place &place : places) {
+            if (address_of(place.tensor) != place.address) return false;
+            const float *ends = place.span ? span_of(place.tensor) : place.ends;
+            if (!ends || std::memcmp(ends, place.ends, sizeof place.ends) != 0) return false;
         }
         return true;
     }
@@ -291,6 +365,7 @@ void bind_block(nb::module_ &m) {
     nb::class_<Watch>(m, "Watch")
         .def(nb::init<const std::vector<nb::tuple> &, const std::vector<nb::object> &>())
         .def("same", &Watch::same);
+    m.def("extend_all", &extend_all);
     m.def("embed", &embed_on, nb::arg(), nb::arg().none(), nb::arg(), nb::arg(), nb::arg());
     m.def("recur", &recur_on, nb::arg(), nb::arg().none(), nb::arg(), nb::arg().none(), nb::arg(), nb::arg(), nb::arg(),
           nb::arg(), nb::arg().none(), nb::arg(), nb::arg(), nb::arg());

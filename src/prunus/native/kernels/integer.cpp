@@ -14,6 +14,7 @@ namespace {
 constexpr size_t alignment = 64;
 constexpr int64_t inputs_at_hand = 16 << 10;  // quantised inputs that stay in the first-level cache beside the weights
 constexpr int64_t task_work = 1 << 16;        // floats to quantise in one task
+constexpr int full_from = 11;                 // weights of a row in a bank from which no index is cheaper
 
 // What sixteen rows keep in one bank of 16 columns.
 struct Bank {
@@ -58,9 +59,19 @@ void write_unit(const Part *parts, int count, uint8_t *out) {
         }
 }
 
+// A whole bank, four columns at a time; rows stand as in a unit.
+void write_full(const Bank &bank, uint8_t *out) {
+    for (int64_t row = 0; row < lanes; ++row)
+        for (int i = 0; i < bank.count[row]; ++i) {
+            const int64_t column = bank.column[row][i];
+            out[column / 4 * 64 + half_of(row) * 32 + byte_of(row) + column % 4] = uint8_t(bank.value[row][i]);
+        }
+}
+
 // One group's kept weights, sorted into units.
 struct Sorted {
     std::vector<Bank> kept;
+    std::vector<const Bank *> full;
     std::vector<Part> quads, pairs, singles;
 
     Sorted(const Packed &p, int64_t group) {
@@ -83,7 +94,8 @@ struct Sorted {
         }
         for (const Bank &b : kept) {
             const int most = b.most();
-            for (int first = 0; first < most; first += 4)
+            if (most >= full_from) full.push_back(&b);
+            for (int first = 0; first < most && most < full_from; first += 4)
                 (most - first >= 3 ? quads : most - first == 2 ? pairs : singles).push_back({&b, first});
         }
         // Whole units: what is left over goes where fewer places stay empty.
@@ -104,8 +116,16 @@ IntegerMatrix::IntegerMatrix(const Packed &p, const float *row_scale)
     std::vector<uint8_t> bytes;
     for (int64_t g = 0; g < p.groups; ++g) {
         const Sorted sorted(p, g);
-        groups.push_back({int64_t(bytes.size()) / unit_bytes, int64_t(bank.size()), int32_t(sorted.quads.size()),
-                          int32_t(sorted.pairs.size() / 2), int32_t(sorted.singles.size() / 4)});
+        groups.push_back({int64_t(bytes.size()), int64_t(bank.size()), int32_t(sorted.full.size()),
+                          int32_t(sorted.quads.size()), int32_t(sorted.pairs.size() / 2),
+                          int32_t(sorted.singles.size() / 4), false});
+        const IntegerGroup &now = groups.back();
+        count += 4 * now.full + now.quads + now.pairs + now.crossed;
+        for (const Bank *whole : sorted.full) {
+            bytes.resize(bytes.size() + size_t(full_bytes));
+            write_full(*whole, bytes.data() + bytes.size() - full_bytes);
+            bank.push_back(whole->number);
+        }
         const auto write = [&](const std::vector<Part> &parts, size_t together) {
             for (size_t i = 0; i < parts.size(); i += together) {
                 bytes.resize(bytes.size() + size_t(unit_bytes));
@@ -119,7 +139,13 @@ IntegerMatrix::IntegerMatrix(const Packed &p, const float *row_scale)
                 for (int i = 0; i < b.count[row]; ++i) sum[size_t(g * lanes + row)] += b.value[row][i];
     }
     for (int32_t number : bank) place.push_back(number * int32_t(table));
-    count = int64_t(bytes.size()) / unit_bytes;
+    for (size_t g = 0; g + 1 < groups.size(); ++g) {
+        IntegerGroup &one = groups[g], &two = groups[g + 1];
+        const auto first = bank.begin() + one.place, second = bank.begin() + two.place;
+        const auto last = g + 2 < groups.size() ? bank.begin() + groups[g + 2].place : bank.end();
+        one.twin = one.full == two.full && one.quads == two.quads && one.pairs == two.pairs &&
+                   one.crossed == two.crossed && std::equal(first, second, second, last);
+    }
     units.reset(
         static_cast<uint8_t *>(std::aligned_alloc(alignment, (bytes.size() + alignment) / alignment * alignment)));
     if (!units) throw std::bad_alloc();
@@ -129,8 +155,8 @@ IntegerMatrix::IntegerMatrix(const Packed &p, const float *row_scale)
 void IntegerMatrix::take(int64_t g, const int32_t *places, const float *bias, IntegerTask &t) const {
     const IntegerGroup &group = groups[size_t(g)];
     const int64_t first = g * lanes;
-    t.units = units.get() + group.unit * unit_bytes, t.place = places + group.place;
-    t.quads = group.quads, t.pairs = group.pairs, t.crossed = group.crossed;
+    t.units = units.get() + group.start, t.place = places + group.place;
+    t.full = group.full, t.quads = group.quads, t.pairs = group.pairs, t.crossed = group.crossed;
     t.sum = sum.data() + first, t.scale = scale.data() + first, t.bias = bias ? bias + first : nullptr;
     t.rows = std::min(lanes, rows - first);
 }
@@ -172,9 +198,17 @@ void multiply_tokens(const IntegerLevel &level, const IntegerMatrix &m, const Qu
         t.lines = 1, t.tokens = int(count);
         t.x = inputs.at + n * pitch, t.pitch = pitch, t.step = inputs.steps + n;
         t.relu = relu, t.out_token = ldy;
-        for (int64_t g = groups * part / parts; g < groups * (part + 1) / parts; ++g) {
-            m.take(g, m.place.data(), bias, t);
-            t.out = y + n * ldy + g * lanes;
+        const auto take = [&](int64_t g, IntegerTask &to) {
+            m.take(g, m.place.data(), bias, to);
+            to.out = y + n * ldy + g * lanes;
+        };
+        IntegerTask other = t;
+        const int64_t end = groups * (part + 1) / parts;
+        for (int64_t g = groups * part / parts; g < end; ++g) {
+            take(g, t);
+            const bool twins = count == 1 && g + 1 < end && m.groups[size_t(g)].twin;
+            if (twins) take(++g, other);
+            t.twin = twins ? &other : nullptr;
             level.multiply(t);
         }
     });

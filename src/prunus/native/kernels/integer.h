@@ -9,6 +9,7 @@
 //   quads    one bank that keeps four (or three) weights in a row: its table gives both registers at once
 //   pairs    two banks of two: each gives two bytes for each row, which are then interleaved
 //   crossed  four banks of one: two and two are looked up into every second byte, joined, then interleaved as pairs are
+//   full     one bank that keeps (nearly) all its weights: four times the 64 bytes of weights, without any index
 //
 // A bank of seven is a quad and a quad with a hole; one of five a quad and a single. Every instruction set computes the
 // same integers, and the same floats from them.
@@ -26,22 +27,24 @@ namespace prunus {
 namespace kernels {
 
 constexpr int64_t unit_bytes = 96, table = 16;
+constexpr int64_t full_bytes = 256;      // of a full bank
 constexpr int top = 127;                 // of a quantised input; 2 * 127 * 128 fits 16 bits
 constexpr int64_t most_in_row = 133144;  // weights whose sum is sure to fit 32 bits
 
 struct IntegerTask;
 
 struct IntegerGroup {
-    int64_t unit, place;  // where its units and places begin
-    int32_t quads, pairs, crossed;
+    int64_t start, place;  // where its units begin, in bytes, and its places
+    int32_t full, quads, pairs, crossed;
+    bool twin;  // the next group reads the same places
 };
 
 struct IntegerMatrix {
     int64_t rows = 0, cols = 0, banks = 0;  // banks of 16
     std::vector<IntegerGroup> groups;
     std::unique_ptr<uint8_t, void (*)(void *)> units;  // 64-byte aligned
-    int64_t count = 0;                                 // of units
-    std::vector<int32_t> bank;                         // of each table: one for a quad, two for pairs, four for crossed
+    int64_t count = 0;                                 // of units; a full bank is four
+    std::vector<int32_t> bank;                         // of each table: one for a full bank or a quad, two, four
     std::vector<int32_t> place;                        // the same as offsets in bytes: 16 * bank
     std::vector<int32_t> sum;                          // of each row's weights, rows in whole groups
     std::vector<float> scale;                          // likewise
@@ -79,7 +82,8 @@ inline Grid grid_for(float low, float high, bool wild, bool inside = false) {
 struct IntegerTask {
     const uint8_t *units;
     const int32_t *place;
-    int32_t quads, pairs, crossed;
+    int32_t full, quads, pairs, crossed;
+    const IntegerTask *twin;  // may be null: another group of the same single token, with the same places
     int64_t lines;
     int tokens;        // in a line
     const uint8_t *x;  // quantised, tokens `pitch` bytes apart, lines `line`

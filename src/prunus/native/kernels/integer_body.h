@@ -1,6 +1,8 @@
 // Integer products on 256-bit registers. Included once for each instruction set, which gives `dot(sum, inputs, weights)`:
 // the sum of four products of bytes in each 32-bit lane, added to `sum`.
 
+#include "integer_sums.h"
+
 inline __m256i first_lanes(int64_t count) {
     return _mm256_cmpgt_epi32(_mm256_set1_epi32(int(count < 8 ? count : 8)), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
 }
@@ -178,78 +180,6 @@ bool planes_to_bytes(const float *x, int64_t plane, int64_t channels, int64_t co
     return !wild.found();
 }
 
-inline __m256i load(const uint8_t *at) { return _mm256_loadu_si256(reinterpret_cast<const __m256i *>(at)); }
-inline __m256i load_table(const uint8_t *at) {
-    return _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i *>(at)));
-}
-
-template <int S>
-struct Sums {
-    __m256i at[S][2];  // rows 0-3 and 8-11, rows 4-7 and 12-15
-};
-
-template <int S>
-inline void quads(const uint8_t *unit, const int32_t *place, int32_t count, const uint8_t *x, int64_t pitch,
-                  Sums<S> &sums) {
-    const __m256i nibble = _mm256_set1_epi8(15);
-    for (int32_t u = 0; u < count; ++u, unit += unit_bytes, ++place) {
-        if (S == 1) _mm_prefetch(reinterpret_cast<const char *>(unit) + 768, _MM_HINT_T0);
-        const __m256i packed = load(unit), first = _mm256_and_si256(packed, nibble);
-        const __m256i second = _mm256_and_si256(_mm256_srli_epi16(packed, 4), nibble);
-        const uint8_t *at = x + *place;
-#pragma GCC unroll 8
-        for (int n = 0; n < S; ++n) {
-            const __m256i found = load_table(at + n * pitch);
-            sums.at[n][0] = dot(sums.at[n][0], _mm256_shuffle_epi8(found, first), load(unit + 32));
-            sums.at[n][1] = dot(sums.at[n][1], _mm256_shuffle_epi8(found, second), load(unit + 64));
-        }
-    }
-}
-
-template <int S>
-inline void pairs(const uint8_t *unit, const int32_t *place, int32_t count, const uint8_t *x, int64_t pitch,
-                  Sums<S> &sums) {
-    const __m256i nibble = _mm256_set1_epi8(15);
-    for (int32_t u = 0; u < count; ++u, unit += unit_bytes, place += 2) {
-        if (S == 1) _mm_prefetch(reinterpret_cast<const char *>(unit) + 768, _MM_HINT_T0);
-        const __m256i packed = load(unit), first = _mm256_and_si256(packed, nibble);
-        const __m256i second = _mm256_and_si256(_mm256_srli_epi16(packed, 4), nibble);
-        const uint8_t *one = x + place[0], *two = x + place[1];
-#pragma GCC unroll 8
-        for (int n = 0; n < S; ++n) {
-            const __m256i a = _mm256_shuffle_epi8(load_table(one + n * pitch), first);
-            const __m256i b = _mm256_shuffle_epi8(load_table(two + n * pitch), second);
-            sums.at[n][0] = dot(sums.at[n][0], _mm256_unpacklo_epi16(a, b), load(unit + 32));
-            sums.at[n][1] = dot(sums.at[n][1], _mm256_unpackhi_epi16(a, b), load(unit + 64));
-        }
-    }
-}
-
-template <int S>
-inline void crossed(const uint8_t *unit, const int32_t *place, int32_t count, const uint8_t *x, int64_t pitch,
-                    Sums<S> &sums) {
-    const __m256i nibble = _mm256_set1_epi8(15);
-    const __m256i odd = _mm256_set1_epi16(int16_t(0x8000)),
-                  even = _mm256_set1_epi16(0x0080);  // a shuffle gives zero there
-    for (int32_t u = 0; u < count; ++u, unit += unit_bytes, place += 4) {
-        if (S == 1) _mm_prefetch(reinterpret_cast<const char *>(unit) + 768, _MM_HINT_T0);
-        const __m256i packed = load(unit), first = _mm256_and_si256(packed, nibble);
-        const __m256i second = _mm256_and_si256(_mm256_srli_epi16(packed, 4), nibble);
-        const __m256i i0 = _mm256_or_si256(first, odd), i1 = _mm256_or_si256(first, even);
-        const __m256i i2 = _mm256_or_si256(second, odd), i3 = _mm256_or_si256(second, even);
-#pragma GCC unroll 8
-        for (int n = 0; n < S; ++n) {
-            const uint8_t *at = x + n * pitch;
-            const __m256i a = _mm256_or_si256(_mm256_shuffle_epi8(load_table(at + place[0]), i0),
-                                              _mm256_shuffle_epi8(load_table(at + place[1]), i1));
-            const __m256i b = _mm256_or_si256(_mm256_shuffle_epi8(load_table(at + place[2]), i2),
-                                              _mm256_shuffle_epi8(load_table(at + place[3]), i3));
-            sums.at[n][0] = dot(sums.at[n][0], _mm256_unpacklo_epi16(a, b), load(unit + 32));
-            sums.at[n][1] = dot(sums.at[n][1], _mm256_unpackhi_epi16(a, b), load(unit + 64));
-        }
-    }
-}
-
 // Sixteen numbers in the order of the sums: rows 0-3 and 8-11, rows 4-7 and 12-15. Applied twice it is undone.
 struct Rows {
     __m256 at[2];
@@ -341,24 +271,6 @@ inline void end(const IntegerTask &t, const Line &line, int token, const Shared 
     }
 }
 
-// The sums of S tokens, from `start`. Not inline: its loops need all registers.
-template <int S>
-__attribute__((noinline)) void add_up(const IntegerTask &t, const uint8_t *x, const __m256i *start, Sums<S> &out) {
-    Sums<S> sums;
-#pragma GCC unroll 8
-    for (int n = 0; n < S; ++n) sums.at[n][0] = start[0], sums.at[n][1] = start[1];
-    const uint8_t *unit = t.units;
-    const int32_t *place = t.place;
-    const int64_t pitch = t.pitch;
-    quads<S>(unit, place, t.quads, x, pitch, sums);
-    unit += t.quads * unit_bytes, place += t.quads;
-    pairs<S>(unit, place, t.pairs, x, pitch, sums);
-    unit += t.pairs * unit_bytes, place += t.pairs * 2;
-    crossed<S>(unit, place, t.crossed, x, pitch, sums);
-#pragma GCC unroll 8
-    for (int n = 0; n < S; ++n) out.at[n][0] = sums.at[n][0], out.at[n][1] = sums.at[n][1];
-}
-
 template <int S, bool one_step>
 inline void tokens_at_once(const IntegerTask &t, const Line &line, int token, const Shared &shared, Wild &wild) {
     Sums<S> sums;
@@ -385,4 +297,21 @@ inline void all_lines(const IntegerTask &t) {
     if (t.bytes && wild.found()) *t.wild = true;
 }
 
-void multiply(const IntegerTask &t) { return t.one_step ? all_lines<true>(t) : all_lines<false>(t); }
+// One token and two groups that read the same places.
+inline void both_groups(const IntegerTask &t) {
+    const IntegerTask *const tasks[] = {&t, t.twin};
+    Sums<2> sums;
+    add_up_twins(t, *t.twin, sums);
+    Wild wild;
+#pragma GCC unroll 2
+    for (int g = 0; g < 2; ++g) {
+        const IntegerTask &own = *tasks[g];
+        const Line line = {own.x, own.out, nullptr, nullptr, own.step};
+        end<1, false>(own, line, 0, Shared(own, false), {{{sums.at[g][0], sums.at[g][1]}}}, wild);
+    }
+}
+
+void multiply(const IntegerTask &t) {
+    if (t.twin) return both_groups(t);
+    return t.one_step ? all_lines<true>(t) : all_lines<false>(t);
+}

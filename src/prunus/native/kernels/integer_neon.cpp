@@ -31,6 +31,12 @@ inline void add_unit(Sums &sums, const uint8_t *unit, const uint8x16_t (&found)[
     for (int i = 0; i < 4; ++i) sums.at[i] = dot(sums.at[i], found[i], unit + 32 + 16 * i);
 }
 
+inline uint8x16_t four_everywhere(const uint8_t *at) {
+    uint32_t four;
+    std::memcpy(&four, at, 4);
+    return vreinterpretq_u8_u32(vdupq_n_u32(four));
+}
+
 inline uint8x16_t low_half(uint8x16_t v) { return vandq_u8(v, vdupq_n_u8(15)); }
 inline uint8x16_t high_half(uint8x16_t v) { return vshrq_n_u8(v, 4); }
 
@@ -45,6 +51,11 @@ void add_up(const IntegerTask &t, const uint8_t *x, int32_t (&sum)[lanes]) {
     const uint8_t *unit = t.units;
     const int32_t *place = t.place;
     uint8x16_t found[4];
+    for (int32_t b = 0; b < t.full; ++b, unit += full_bytes, ++place)
+        for (int k = 0; k < 4; ++k) {
+            const uint8x16_t four = four_everywhere(x + *place + 4 * k);
+            for (int i = 0; i < 4; ++i) sums.at[i] = dot(sums.at[i], four, unit + 64 * k + 16 * i);
+        }
     for (int32_t u = 0; u < t.quads; ++u, unit += unit_bytes, ++place) {
         const uint8x16_t bank = vld1q_u8(x + *place), one = vld1q_u8(unit), two = vld1q_u8(unit + 16);
         found[0] = vqtbl1q_u8(bank, low_half(one)), found[1] = vqtbl1q_u8(bank, low_half(two));

@@ -49,6 +49,7 @@ inline void finish_token(const IntegerTask &t, const int32_t (&sum)[lanes], cons
 
 template <typename AddUp>
 inline void multiply_tokens_with(const IntegerTask &t, AddUp add_up) {
+    if (t.twin) multiply_tokens_with(*t.twin, add_up);
     for (int64_t i = 0; i < t.lines; ++i)
         for (int n = 0; n < t.tokens; ++n) {
             int32_t sum[lanes] = {};

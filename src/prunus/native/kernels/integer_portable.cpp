@@ -25,6 +25,11 @@ void look_up(const uint8_t *unit, const uint8_t *const *tables, int count, uint8
 void add_up(const IntegerTask &t, const uint8_t *x, int32_t (&sum)[lanes]) {
     const uint8_t *unit = t.units;
     const int32_t *place = t.place;
+    for (int32_t b = 0; b < t.full; ++b, unit += full_bytes, ++place)
+        for (int64_t row = 0; row < lanes; ++row)
+            for (int64_t column = 0; column < table; ++column)
+                sum[row] += int(x[*place + column]) *
+                            int8_t(unit[column / 4 * 64 + row / 4 % 2 * 32 + row % 4 * 4 + row / 8 * 16 + column % 4]);
     const auto run = [&](int32_t units, int count) {
         for (int32_t u = 0; u < units; ++u, unit += unit_bytes, place += count) {
             const uint8_t *tables[4];
