@@ -1,12 +1,12 @@
 """A trained sentence encoder (MiniLM-L6, where it is installed) end to end, one thread, beside dense engines.
 
 Times faster than torch eager. ONNX Runtime in float32 and int8 (dynamic, and calibrated on these tokens; inputs and
-outputs bound), OpenVINO in float32 and calibrated int8, torch int8, torch.compile with frozen weights; ours with packed
-layers and native blocks, in float32 and in integers, at several sparsities without any retraining. "weights" says how they were pruned: by magnitude alone, or reconstructed on 512 sentences where
-`benchmarks/_reconstructed.py` was run before. "error" is that of the hidden states against the same weights in float32
-(for ours: against the pruned model in float32, so that it tells what arithmetic costs), "cosine" that of the
-mean-pooled embedding of random tokens against the unpruned model: what pruning and arithmetic cost together. "load"
-is the machine's load average.
+outputs bound), OpenVINO in float32 and calibrated int8, torch int8, torch.compile with frozen weights; ours with
+packed layers and native blocks, in float32 and in integers, at several sparsities without any retraining. "weights"
+says how they were pruned: by magnitude alone, or reconstructed on 512 sentences where `benchmarks/_reconstructed.py`
+was run before. "error" is that of the hidden states against the same weights in float32 (for ours: against the pruned
+model in float32, so that it tells what arithmetic costs), "cosine" that of the mean-pooled embedding of random tokens
+against the unpruned model: what pruning and arithmetic cost together. "load" is the machine's load average.
 """
 
 from __future__ import annotations

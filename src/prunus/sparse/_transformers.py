@@ -239,7 +239,7 @@ class NativeDecoder(_NativeModel):
         return result
 
     def _room(self, cache: Any, x: Tensor, past: int) -> Room | None:
-        """Where keys and values go: behind those of the cache where there is room, or a new room that begins with them."""
+        """Where keys and values go: behind those of the cache, or into a new room that begins with a copy of them."""
         needed, parts = past + x.shape[1], self._blocks[0].parts
         known = _rooms.get(cache)
         if known is not None and known.holds(cache) and needed <= known.keys.shape[3]:
