@@ -32,6 +32,14 @@ def test_candidates_run_in_turn_and_short_ones_often_enough() -> None:
     assert clock.log == ["slow"] * 2 + ["quick"] * 2 + (["slow"] + ["quick"] * 4) * 3
 
 
+def test_a_slow_second_call_does_not_decide_how_often_one_is_called() -> None:
+    clock = Clock()
+    runs = {"packs": lambda: clock.run("packs", 0.05 if clock.log.count("packs") == 1 else 0.001)}
+    samples = timing.interleave(runs, 2, least=0.01, clock=clock)
+    assert samples["packs"] == pytest.approx([0.001, 0.001])
+    assert len(clock.log) == 4 + 2 * 10
+
+
 def test_what_runs_before_a_sample_is_not_counted() -> None:
     clock = Clock()
     runs = {"one": lambda: clock.run("one", 0.1)}
