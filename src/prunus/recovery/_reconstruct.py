@@ -102,26 +102,35 @@ def reconstruct(
         ):
             job = _Reconstruction(inner, work, plan, calibration, options, line, kept)
             job.run()
-    notes: dict[str, Any] = {
-        "from": "reconstruct", "pattern": str(shape), "sparsity": plan.asked, "allocation": plan.allocation,
-        "samples": sum(batch.size for batch in calibration), "seed": seed,
-        "layers": {name: result.errors() for name, result in job.done.items()},
-    }  # fmt: skip
-    if plan.given is not None:
-        notes = {"from": "reconstruct", "masks": dict(plan.given.notes)} | {
-            key: notes[key] for key in ("samples", "seed", "layers")
-        }
     if job.remarks:
-        notes["remarks"] = job.remarks
         warnings.warn(" ".join(job.remarks), PrunusWarning, stacklevel=2)
-    found = Masks.adopt({name: job.done[name].mask for name in plan.names}, notes)
+    found = Masks.adopt({name: job.done[name].mask for name in plan.names}, _notes(job, shape, seed))
     _require_finite(work)
-    with torch.no_grad():
-        own = inner.state_dict()
-        for name, value in work.state_dict().items():
-            own[name].copy_(value)
+    _take_over(inner, work)
     found.apply_(inner)
     return found
+
+
+def _notes(job: _Reconstruction, shape: Pattern, seed: int) -> dict[str, Any]:
+    """How the masks were made, for their `notes`."""
+    plan = job.plan
+    asked: dict[str, Any] = {"pattern": str(shape), "sparsity": plan.asked, "allocation": plan.allocation}
+    return {
+        "from": "reconstruct",
+        **(asked if plan.given is None else {"masks": dict(plan.given.notes)}),
+        "samples": sum(batch.size for batch in job.calibration),
+        "seed": seed,
+        "layers": {name: result.errors() for name, result in job.done.items()},
+        **({"remarks": job.remarks} if job.remarks else {}),
+    }
+
+
+def _take_over(model: nn.Module, work: nn.Module) -> None:
+    """Copy everything that `work` holds into the model itself."""
+    with torch.no_grad():
+        own = model.state_dict()
+        for name, value in work.state_dict().items():
+            own[name].copy_(value)
 
 
 def calibrate_on(data: Any, samples: int, batch_size: int, seed: int) -> list[Batch]:
