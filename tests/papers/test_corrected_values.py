@@ -116,3 +116,14 @@ def test_normal_approximation_of_every_rank_is_off_by_what_its_erratum_says() ->
     assert max(off, key=off.__getitem__) == (2, 1)
     assert off[11, 10] == pytest.approx(1 - 0.057, abs=5e-4)
     assert off[2, 1] == pytest.approx(1.36, abs=5e-3)
+
+
+@pytest.mark.parametrize("rows, banks", [(1, 2), (2, 1), (4, 2), (16, 4)])
+@pytest.mark.parametrize("bank", [2, 4, 16, 32])
+def test_the_printed_variances_put_balanced_first_and_the_right_ones_last(rows: int, banks: int, bank: int) -> None:
+    """What the errata B-4 and B-8a say of the printed formulas, wherever there is more than one bank."""
+    for r in {1, bank // 2, bank - 1}:
+        given = {"rows": rows, "columns": banks * bank, "banks": banks, "r": r}
+        printed, right = claims["B-8a"].printed(**given), claims["B-8a"](**given)
+        assert printed["balanced"] < printed["unstructured"]
+        assert right["unstructured"] <= right["balanced"] * (1 + 1e-12)

@@ -3,7 +3,7 @@
 A claim's record (title, source, status, erratum, arguments, returns, reference cases) stands in `claims.toml` in the
 folder of its paper, its formula in LaTeX in `formulas.toml`; the function decorated with `@claim(id)` computes it.
 Where the published formula differs, the function decorated with `@printed(id)` computes what the paper says, so that
-both can be compared.
+both can be compared; where the paper has no formula for the same value, `published` says what it has.
 """
 
 from __future__ import annotations
@@ -68,6 +68,7 @@ class Claim:
     printed_returns: Mapping[str, str] = field(default_factory=dict)
     cases: tuple[Case, ...] = ()
     formula: str = ""
+    published: str = ""
 
     @cached_property
     def function(self) -> Callable[..., Any]:
@@ -178,7 +179,7 @@ def _text(claim: Claim) -> str:
     """Everything a search looks at, in small letters."""
     meanings = (*claim.arguments, *claim.returns, *claim.returns.values())
     names = (claim.source, *_places().get(claim.id, ()), claim.paper.replace("_", " "))
-    parts = (claim.id, claim.title, *names, claim.erratum, *meanings)
+    parts = (claim.id, claim.title, *names, claim.erratum, claim.published, *meanings)
     return " | ".join((*parts, LETTERS[claim.id[0]])).lower()
 
 
