@@ -24,7 +24,7 @@ from prunus.settings.training import FitConfig, Schedule, interval
 from prunus.storage import digest, locked
 from prunus.training import distributed
 from prunus.training.averaging import Averaging
-from prunus.training.batches import Batches, Inputs, fingerprint, in_parts, isolated
+from prunus.training.batches import SHA, Batches, Inputs, fingerprint, in_parts, isolated
 from prunus.training.checkpoints import Checkpoints, pack_optimizer, require_same, unpack_optimizer
 from prunus.training.history import Callback, EachEpoch, History, Record
 from prunus.training.objective import Objective, correct, evaluate, labelled
@@ -383,7 +383,10 @@ class Run:
         if found is None:
             return
         tensors, record, note = found
-        require_same(record["agreement"], self.agreed, Path(self.checkpoints.folder))
+        started = record["agreement"]
+        early = SHA not in str(started.get("data"))
+        now = self.agreed | {"data": fingerprint(self.data, earlier=True)} if early else self.agreed
+        require_same(started, now, Path(self.checkpoints.folder))
         self._restore(tensors, record)
         if note:
             self.history.notes.append(note)
