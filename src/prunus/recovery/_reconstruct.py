@@ -84,6 +84,8 @@ def reconstruct(
     """
     options = options or ReconstructOptions()
     inner = unwrapped(model)
+    if masks is not None and (not isinstance(masks, Masks) or not masks):
+        raise BadInput("masks must be prunus.Masks with at least one mask.")
     calibration = calibrate_on(data, samples, options.batch_size, seed)
     shape = patterns.parse(pattern)
     exclude = (exclude,) if isinstance(exclude, str) else tuple(exclude)
@@ -193,8 +195,6 @@ def _plan(
     calibration: list[Batch], options: ReconstructOptions, kept: Saved | None,
 ) -> PruningPlan:  # fmt: skip
     if masks is not None:
-        if not isinstance(masks, Masks) or not masks:
-            raise BadInput("masks must be prunus.Masks with at least one mask.")
         masks.parameters_of(model)
         known = all_weights(model)
         for name in masks:
@@ -419,9 +419,10 @@ class _Reconstruction:
     def _remark(self) -> None:
         if self.few:
             name, count, columns = self.few[0]
-            more = f" (and {len(self.few) - 1} layers more)" if len(self.few) > 1 else ""
+            others = len(self.few) - 1
+            more = f" (and {others} more layer{'s' if others > 1 else ''})" if others else ""
             self.remarks.append(
-                f"The data give {count} inputs for the {columns} columns of {name}{more}: the fit rests on damping; "
+                f"The data give {count} input{'s' if count > 1 else ''} for the {columns} columns of {name}{more}: the fit rests on damping; "
                 "more samples make it better."
             )
 
