@@ -422,8 +422,8 @@ class _Reconstruction:
             others = len(self.few) - 1
             more = f" (and {others} more layer{'s' if others > 1 else ''})" if others else ""
             self.remarks.append(
-                f"The data give {count} input{'s' if count > 1 else ''} for the {columns} columns of {name}{more}: the fit rests on damping; "
-                "more samples make it better."
+                f"The data give {count} input{'s' if count > 1 else ''} for the {columns} columns of {name}{more}: "
+                "the fit rests on damping; more samples make it better."
             )
 
 
