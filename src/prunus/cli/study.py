@@ -305,9 +305,16 @@ def _summary(results: list[Any], folder: Path, columns: list[str], json: bool) -
         texts = [place for place in range(len(columns)) if any(isinstance(line[place], str) for line in lines)]
         print_table(columns, lines, left=texts)
     else:
-        metric = results[0].config["settings"].get("metric", "accuracy") if results else "accuracy"
-        names = ["network", "data", "method", "sparsity", metric, "dense", "faster", "smaller", "off by at most"]
-        print_table([*names, "seeds"], [_line(group) for group in grouped(results)], left=(0, 1, 2))
+        lines = [_line(group) for group in grouped(results)]
+        alike = {name: lines[0][name] for name in _HEAD if lines and len({line[name] for line in lines}) == 1}
+        if len(alike) == len(_HEAD):  # said once, above the table
+            console().print(f"{alike['network']} on {alike['data']}, dense {alike['dense']}:")
+        else:
+            alike = {}
+        names = [name for name in (lines[0] if lines else ()) if any(line[name] is not None for line in lines)]
+        shown = [name for name in names if name not in alike]
+        texts = [place for place, name in enumerate(shown) if name in ("network", "data", "method")]
+        print_table(shown, [[line[name] for name in shown] for line in lines], left=texts)
     out = console()
     for result in failed[:5]:
         out.print(f"failed: {result.config['pattern']} {result.config['sparsity']:g}: {result.error}")
@@ -318,13 +325,25 @@ def _summary(results: list[Any], folder: Path, columns: list[str], json: bool) -
     out.print(f"see them on one page: prunus report {folder}")
 
 
-def _line(group: Any) -> list[Any]:
+_HEAD = ("network", "data", "dense")
+
+
+def _line(group: Any) -> dict[str, Any]:
+    """One line of the table at the end, by its columns."""
     quality, spread, form = group.means.get("quality"), "", ".2%" if group.metric == "accuracy" else ".4g"
     if quality is not None and quality.deviation is not None:
         spread = f" ± {quality.deviation:{form}}"
-    cells = [group.network, group.data, group.label, f"{group.sparsity:g}"]
-    cells.append(None if quality is None else f"{quality.value:{form}}{spread}")
-    dense, faster, smaller = group.mean("quality_dense"), group.mean("speedup"), group.smaller
-    cells.append(None if dense is None else f"{dense:{form}}")
-    cells += [None if value is None else f"{value:.2f} x" for value in (faster, smaller)]
-    return [*cells, group.mean("bound"), len(group.results)]
+    dense, times = group.mean("quality_dense"), {"faster": group.mean("speedup"), "smaller": group.smaller}
+    shares = {"same answer": group.mean("agreement"), "proved": group.mean("labels_proved")}
+    return {
+        "network": group.network,
+        "data": group.data,
+        "method": group.title,
+        "zeros": f"{group.sparsity:.4g}",
+        group.metric: None if quality is None else f"{quality.value:{form}}{spread}",
+        "dense": None if dense is None else f"{dense:{form}}",
+        **{name: None if value is None else f"{value:.2f} x" for name, value in times.items()},
+        **{name: None if value is None else f"{value:.1%}" for name, value in shares.items()},
+        "off by at most": group.mean("bound"),
+        "seeds": len(group.results),
+    }

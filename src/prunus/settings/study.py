@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from prunus._by_path import import_object, is_import_path
 from prunus.duration import Duration
 from prunus.errors import BadInput, UnknownName
+from prunus.settings.training import OPTIMIZERS
 
 METRICS = ("accuracy", "perplexity", "spearman")
 
@@ -23,6 +24,7 @@ class Settings:
         lr: Learning rate of that training.
         batch_size: Samples in a step of any training.
         augment: none, crop-flip or resized-crop-flip, in any training.
+        optimizer: sgd, adam or adamw, in any training; language models and encoders want adamw and a small rate.
         recalibrate: Batches from which batch-norm statistics are taken anew after pruning; 0 leaves them.
         finetune: Training after pruning, zeros held; 0ep leaves it out.
         finetune_lr: Learning rate of the fine-tune, and of the methods distil and gradual.
@@ -91,6 +93,7 @@ class Settings:
     examples: int = 0
     data_dir: str = ""
     keep: bool = False
+    optimizer: str = "sgd"
 
     def __post_init__(self) -> None:
         for text in (self.length, self.finetune, self.distil, self.gradual):
@@ -106,5 +109,7 @@ class Settings:
             if not is_import_path(self.metric):
                 raise UnknownName("metric", self.metric, METRICS)
             import_object(self.metric, "metric")
+        if self.optimizer not in OPTIMIZERS:
+            raise UnknownName("optimizer", self.optimizer, OPTIMIZERS)
         if not self.radius > 0:
             raise BadInput(f"The setting radius is {self.radius}: it must be a positive length.")

@@ -60,6 +60,7 @@ def train_base(cell: Cell, weights_hash: str = "") -> tuple[bytes, dict[str, Any
         _read_given(model, settings.weights, weights_hash)
     elif Duration.parse(settings.length).amount > 0 and not cell.model.startswith(PREFIX):  # folders bring weights
         config = FitConfig(
+            optimizer=settings.optimizer,
             lr=settings.lr,
             batch_size=settings.batch_size,
             augment=settings.augment,
@@ -189,6 +190,7 @@ def _tuned(cell: Cell, pruned: nn.Module, masks: Masks | None, test: Any) -> dic
     found |= {"accuracy_pruned": found["accuracy"], "loss_pruned": found["loss"]}
     if Duration.parse(settings.finetune).amount > 0:
         config = FitConfig(
+            optimizer=settings.optimizer,
             lr=settings.finetune_lr,
             batch_size=settings.batch_size,
             augment=settings.augment,
