@@ -1,4 +1,4 @@
-"""The index of claims: every computable result of the papers, by its ledger id.
+"""The index of claims: the computable results of the papers, by its ledger id.
 
 A claim's record (title, source, status, erratum, arguments, returns, reference cases) stands in `claims.toml` in the
 folder of its paper, its formula in LaTeX in `formulas.toml`; the function decorated with `@claim(id)` computes it.
