@@ -122,6 +122,7 @@ def main() -> None:
     parser.add_argument("name", choices=[*sorted(STUDIES), "readme"])
     parser.add_argument("--quick", action="store_true", help="fewer methods, patterns and sparsities")
     parser.add_argument("--retime", action="store_true", help="measure the times of finished cells again")
+    parser.add_argument("--grids", nargs="*", type=int, help="some of the study's grids, by number from 0")
     chosen = parser.parse_args()
     if chosen.name == "readme":
         fill_readme()
@@ -134,6 +135,8 @@ def main() -> None:
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
     _link_models(folder)
     for number, grid in enumerate(grids):
+        if chosen.grids is not None and number not in chosen.grids:
+            continue
         file = folder / f"grid{number}.toml"
         file.write_text(_toml(grid), "utf8")
         words = [sys.executable, "-m", "prunus", "study", "--grid", file.name, "-o", ".", "--workers", "1", "--yes"]

@@ -155,5 +155,6 @@ def check_sparsity(value: object, where: str = "") -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise BadInput(f"A sparsity{where} must be a number in [0, 1), not {value!r}.")
     if not 0 <= value < 1:
-        raise BadInput(f"The sparsity{where} is {value}; it is the fraction of zeros and must lie in [0, 1).")
+        hint = f": write {value / 100:g} for {value:g} %." if 5 <= value < 100 else "."
+        raise BadInput(f"The sparsity{where} is {value}; it is the fraction of zeros and must lie in [0, 1){hint}")
     return float(value)
