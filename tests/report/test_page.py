@@ -14,9 +14,9 @@ from prunus.errors import BadInput
 from prunus.report import render, write_report
 from prunus.report.facts import panels, payload
 from prunus.report.words import best, headline, remarks
-from prunus.study import Cell, Grid, LocalEngine, Store, run_study
+from prunus.study import Cell, Grid, Store, run_study
 from support.browser import browser, opened
-from support.studies import tiny
+from support.studies import Here, tiny
 
 SHOWN = {"certify": 2, "labels": 50, "held_out": 500, "sensitivity": 200}
 
@@ -29,7 +29,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         model=("fc:64-16-10", "fc:64-10"), pattern=("unstructured", "balanced:16", "2:4"), seed=(0, 1), settings=SHOWN
     )
     cells = [cell for cell in cells if cell.model == "fc:64-16-10" or cell.seed == 0]
-    run_study(cells, place, engine=LocalEngine(1))
+    run_study(cells, place, engine=Here())
     with Store(place, create=True) as store:
         store.add(tiny(pattern=("channels",), settings=SHOWN)[0], error="Something <b>else</b> failed.")
     return place
@@ -152,7 +152,7 @@ def test_dense_engines_stand_beside_the_pruned_networks(tmp_path: Path) -> None:
 def test_fine_tuned_cells_stand_beside_the_others(tmp_path: Path) -> None:
     """Two sets of settings in one store: their cells are not taken for seeds of each other, and both files are told."""
     cells = tiny(pattern=("unstructured", "2:4"), settings=SHOWN) + tiny(settings={"finetune": "1ep"} | SHOWN)
-    run_study(cells, tmp_path, engine=LocalEngine(1))
+    run_study(cells, tmp_path, engine=Here())
     with Store(tmp_path) as store:
         (panel,) = panels(store.results(), store.bases())
         text = render(store)

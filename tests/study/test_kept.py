@@ -9,8 +9,8 @@ import torch
 
 from prunus import models
 from prunus.errors import BadFile
-from prunus.study import LocalEngine, Store, kept, run_study
-from support.studies import tiny
+from prunus.study import Store, kept, run_study
+from support.studies import Here, tiny
 
 
 def test_a_network_that_is_kept_is_not_made_again(tmp_path: Path) -> None:
@@ -32,7 +32,7 @@ def test_a_study_keeps_its_networks_under_their_keys(tmp_path: Path) -> None:
     (cell,) = cells = tiny(settings={"keep": True, "compress": False})
     (plain,) = tiny(settings={"compress": False})
     assert cell.key == plain.key, "what is kept decides no result"
-    run_study(cells, tmp_path, engine=LocalEngine(1))
+    run_study(cells, tmp_path, engine=Here())
     assert (tmp_path / "networks" / f"{cell.key}.safetensors").is_file()
     with Store(tmp_path) as store:
         assert store.results()[0].status == "done"
