@@ -117,7 +117,7 @@ def study(
         failed = 0
     else:
         try:
-            with _display(quiet=json) as show:
+            with _display(_names(cells), quiet=json) as show:
                 failed = run_study(cells, running.output, engine=engine, show=show).failed if missing else 0
         except KeyboardInterrupt:
             print("prunus: stopped. What has ended is kept: the same command goes on from there.", file=sys.stderr)
@@ -224,8 +224,20 @@ def _plan(cells: int, missing: int, seconds: float, json: bool) -> None:
         console().print(f"{cells} cells, {missing} not run yet: about {words(seconds)}.")
 
 
+def _names(cells: list[Any]) -> dict[Any, str]:
+    """Each cell by what differs between them: "reconstruct balanced:16 0.5"; a line has 80 columns."""
+    parts = {c: (c.network, c.data, c.score if c.method == "prune" else c.method, f"seed {c.seed}") for c in cells}
+    varied = [len({row[place] for row in parts.values()}) > 1 for place in range(4)]
+    found = {}
+    for cell, row in parts.items():
+        network, data, way, seed = (part if differs else "" for part, differs in zip(row, varied))
+        words = (network, data, way, cell.pattern, f"{cell.sparsity:g}", seed)
+        found[cell] = " ".join(word for word in words if word)
+    return found
+
+
 @contextlib.contextmanager
-def _display(quiet: bool) -> Iterator[Callable[[Any], None] | None]:
+def _display(names: dict[Any, str], quiet: bool) -> Iterator[Callable[[Any], None] | None]:
     """A live table on a terminal, a line for each cell elsewhere."""
     if quiet or cli.QUIET:
         yield None
@@ -237,7 +249,7 @@ def _display(quiet: bool) -> Iterator[Callable[[Any], None] | None]:
     err = console(sys.stderr)
     if err.is_terminal:
         with Live(console=err, refresh_per_second=4, transient=True) as live:
-            yield lambda progress: live.update(_live(progress))
+            yield lambda progress: live.update(_live(progress, names))
         return
     shown = 0
 
@@ -247,7 +259,7 @@ def _display(quiet: bool) -> Iterator[Callable[[Any], None] | None]:
         for outcome in progress.latest[len(progress.latest) - min(ended - shown, len(progress.latest)) :]:
             shown += 1
             place = f"[{progress.cached + shown}/{progress.total}]"
-            err.print(f"{place} {outcome.job.cell.title}: {_said(outcome)}", soft_wrap=True)
+            err.print(f"{place} {names[outcome.job.cell]}: {_said(outcome)}", soft_wrap=True)
         shown = ended
 
     yield lines
@@ -265,7 +277,7 @@ def _said(outcome: Any) -> str:
     return ", ".join([*words, f"{outcome.seconds:.1f} s"])
 
 
-def _live(progress: Any) -> Any:
+def _live(progress: Any, names: dict[Any, str]) -> Any:
     """The latest cells, those under way, and a bar with the time left."""
     from rich.console import Group
     from rich.progress_bar import ProgressBar
@@ -279,10 +291,10 @@ def _live(progress: Any) -> Any:
         table.add_column(column, no_wrap=True)
     for outcome in progress.latest:
         said = visible(_said(outcome))
-        table.add_row(Text(visible(outcome.job.cell.title)), Text(said, style="red" if outcome.error else ""))
+        table.add_row(Text(visible(names[outcome.job.cell])), Text(said, style="red" if outcome.error else ""))
     for job in progress.running:
         what = "training the dense network" if job.kind == "base" else "running"
-        table.add_row(Text(visible(job.cell.title), style="dim"), Text(what, style="dim italic"))
+        table.add_row(Text(visible(names[job.cell]), style="dim"), Text(what, style="dim italic"))
     ended = progress.cached + progress.done + progress.failed
     left = progress.time_left
     text = f"{ended} of {progress.total} cells"

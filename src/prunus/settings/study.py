@@ -24,7 +24,6 @@ class Settings:
         lr: Learning rate of that training.
         batch_size: Samples in a step of any training.
         augment: none, crop-flip or resized-crop-flip, in any training.
-        optimizer: sgd, adam or adamw, in any training; language models and encoders want adamw and a small rate.
         recalibrate: Batches from which batch-norm statistics are taken anew after pruning; 0 leaves them.
         finetune: Training after pruning, zeros held; 0ep leaves it out.
         finetune_lr: Learning rate of the fine-tune, and of the methods distil and gradual.
@@ -56,6 +55,7 @@ class Settings:
             key.
         keep: Keep each pruned network too, as networks/KEY.safetensors in the study's folder; one that is there is
             measured as it is and not made again. It does not change a cell's key.
+        optimizer: sgd, adam or adamw, in any training; language models and encoders want adamw and a small rate.
 
     Example:
         >>> quick = prunus.study.Settings(length="1ep", certify=0, kernel=0)
