@@ -232,7 +232,7 @@ def _make_rectangular(walk: Walk) -> None:
     seen: set[bytes] = set()
     for _, labels in walk.values:
         for block in labels.blocks:
-            if len(block.dims) < 2:
+            if len(block.dims) < 2 or not block.atoms.size:
                 continue
             key = block.atoms.tobytes() + repr(block.atoms.shape).encode()
             if key in seen:
