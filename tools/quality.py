@@ -28,6 +28,7 @@ import os
 import random
 import sys
 import tempfile
+import threading
 import time
 import zipfile
 from collections.abc import Callable, Iterable
@@ -46,6 +47,7 @@ from tools.evidence import FOLDER, fill_guide, record
 import prunus
 from prunus.recovery import ReconstructOptions
 from prunus.recovery._shelf import trim
+from prunus.storage import write_json
 from prunus.training import FitConfig
 
 DATA = Path(os.environ.get("PRUNUS_DATA", "."))
@@ -149,16 +151,35 @@ def main() -> None:
 def timed(
     network: Network, method: str, pattern: str, sparsity: float, steps: int, work: Path
 ) -> tuple[nn.Module, dict[str, float]]:
-    """A pruned copy, and what it cost; of a run that goes on with an earlier one the seconds are not known."""
-    model, went_on = copy.deepcopy(network.model), any(work.glob(f"{state(method, pattern, sparsity)}/*.safetensors"))
+    """A pruned copy, and what it cost; a run that goes on with earlier ones adds what those had cost."""
+    model = copy.deepcopy(network.model)
     trim()
     before, began = resident("VmRSS"), time.process_time()
     Path("/proc/self/clear_refs").write_text("5")  # the highest mark starts anew
-    prune(model, network, method, pattern, sparsity, steps, work)
-    row = {} if went_on else {"processor seconds": round(time.process_time() - began, 1)}
-    if method == "reconstruct":
-        row["memory MB"] = round(max(0.0, resident("VmHWM") - before))
-    return model, row
+    work.mkdir(parents=True, exist_ok=True)
+    path = work / f"{method}-{state(method, pattern, sparsity)}-{steps}.json"
+    earlier: dict[str, float] = json.loads(path.read_text("utf8")) if path.is_file() else {}
+
+    def cost() -> dict[str, float]:
+        memory = max(earlier.get("memory MB", 0.0), resident("VmHWM") - before)
+        seconds = earlier.get("processor seconds", 0.0) + time.process_time() - began
+        return {"processor seconds": round(seconds, 1), "memory MB": round(memory)}
+
+    over = threading.Event()
+
+    def watch() -> None:
+        while not over.wait(5):
+            write_json(path, cost())
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        prune(model, network, method, pattern, sparsity, steps, work)
+    finally:
+        over.set()
+        watcher.join()
+    row = cost()
+    return model, row if method == "reconstruct" else {"processor seconds": row["processor seconds"]}
 
 
 COSTS = "costs.json"
@@ -351,7 +372,7 @@ def efficientnet() -> Network:
 
 
 ENCODER = ReconstructOptions()
-LANGUAGE = ReconstructOptions(memory=6e8)
+LANGUAGE = ReconstructOptions(memory=4e8)
 
 NETWORKS: dict[str, Callable[[], Network]] = {
     "resnet20": lambda: resnet("resnet20"),
