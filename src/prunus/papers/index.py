@@ -91,7 +91,17 @@ class Claim:
         return self._evaluate(self.function, self.returns, arguments)
 
     def printed(self, **arguments: Any) -> dict[str, Any] | None:
-        """What the paper's formula gives for the same arguments; None where it does not differ."""
+        """What the paper's formula gives for the same arguments; None where it does not differ.
+
+        Args:
+            arguments: by name, as the claim takes them.
+
+        Returns:
+            The values by name, or None.
+
+        Raises:
+            BadInput: if the published formula does not take one of the arguments.
+        """
         if self.printed_function is None:
             return None
         unknown = [name for name in arguments if name not in inspect.signature(self.printed_function).parameters]

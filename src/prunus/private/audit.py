@@ -21,7 +21,8 @@ from torch import Tensor
 
 from prunus.errors import BadInput
 from prunus.private.exchange import in_groups
-from prunus.private.mechanism import IndexMechanism, NoisyTopK
+from prunus.private.index_mechanism import IndexMechanism
+from prunus.private.mechanism import NoisyTopK
 from prunus.private.randomness import Integers, Source, source
 
 Sampler = Callable[[Tensor, int], np.ndarray]  # (vector, draws) -> (draws, m) index sets

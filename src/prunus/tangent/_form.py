@@ -84,13 +84,31 @@ class NTKForm(nn.Module):
         return list(self.layers)
 
     def forward(self, x: Tensor) -> Tensor:
+        """The network's output.
+
+        Args:
+            x: inputs (n, *shape).
+
+        Returns:
+            Outputs (n, outputs).
+        """
         layers = iter(self.layers)
         for apply in self._between:
             x = next(layers)(x) if apply is None else apply(x)
         return x
 
     def translate(self, masks: Masks) -> Masks:
-        """Masks that were found for the original network, under the names of this one."""
+        """Masks that were found for the original network, under the names of this one.
+
+        Args:
+            masks: masks of the original network.
+
+        Returns:
+            The same masks for this one.
+
+        Raises:
+            BadInput: if they name a weight that the original does not have.
+        """
         names = {old: new for new, old in self.original_names.items()}
         unknown = [name for name in masks if name not in names]
         if unknown:

@@ -206,7 +206,11 @@ class Run:
         return self.history
 
     def set_masks(self, masks: Masks) -> None:
-        """Hold these masks from now on, in place of those held before."""
+        """Hold these masks from now on, in place of those held before.
+
+        Args:
+            masks: masks of the model's weights.
+        """
         self._let_go()
         self.masks = masks.to(self.device)
         self.hold = self.masks.hold(self.model, self.optimizer)
@@ -304,7 +308,14 @@ class Run:
                 distributed.require_equal(self.masks, "The masks")
 
     def fail(self, what: str) -> None:
-        """Raise `RunFailed` with the norms of the parameters and the last good checkpoint."""
+        """Raise `RunFailed` with the norms of the parameters and the last good checkpoint.
+
+        Args:
+            what: what went wrong, as the beginning of a sentence.
+
+        Raises:
+            RunFailed: always.
+        """
         norms = ", ".join(f"{name} {float(p.detach().norm()):.3g}" for name, p in self.model.named_parameters())
         kept = self.checkpoints.paths() if self.checkpoints is not None else []
         good = f"the last good checkpoint is {kept[0]}" if kept else "no checkpoint was kept"

@@ -17,7 +17,8 @@ from prunus.papers import noisy_topk as theory
 from prunus.papers.noisy_topk.simulation import accuracy
 from prunus.private.accounting import BudgetSpent, noise_for_budget
 from prunus.private.dpsgd import PrivateOptions, make_private
-from prunus.private.mechanism import NoisyTopK, Rounded, TwoLevelTopK
+from prunus.private.index_mechanism import Rounded
+from prunus.private.mechanism import NoisyTopK, TwoLevelTopK
 from prunus.settings.private import ComparisonOptions
 
 # Share of the privacy that goes to the indices in a public implementation of noisy top-k.

@@ -72,7 +72,7 @@ def simulate(options: SimulationOptions, advance: Callable[..., None] | None = N
     import warnings
 
     from prunus.data import load
-    from prunus.private.mechanism import Rounded
+    from prunus.private.index_mechanism import Rounded
 
     train = load(options.data, split="train", folder=options.folder)
     test = load(options.data, split="test", folder=options.folder)

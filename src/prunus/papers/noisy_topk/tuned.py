@@ -23,7 +23,8 @@ from prunus.papers.noisy_topk._tanh_gradients import per_example_gradients
 from prunus.papers.noisy_topk.simulation import accuracy
 from prunus.private.accounting import BudgetSpent, noise_for_budget
 from prunus.private.dpsgd import PrivateOptions, make_private
-from prunus.private.mechanism import NoisyTopK, Rounded, TwoLevelTopK
+from prunus.private.index_mechanism import Rounded
+from prunus.private.mechanism import NoisyTopK, TwoLevelTopK
 from prunus.private.policies import WarmUp
 
 METHODS = ("dense", "random", "warm-up", "noisy-top-k", "two-level")
