@@ -75,6 +75,7 @@ def test_the_librarys_own_loader_refuses_and_so_does_ours(tmp_path: Path) -> Non
     ("make", "said"),
     [
         (lambda place: None, "There is no folder"),
+        (lambda place: place.write_bytes(b"weights"), "is a file: give the model's folder, and weights"),
         (lambda place: place.mkdir(), "no config.json and no GGUF"),
         (lambda place: (place.mkdir(), (place / "config.json").write_text("{}")), "cannot be read"),
         (lambda place: (small("bert").save_pretrained(place), (place / "model.safetensors").unlink()), "cannot be"),
