@@ -317,16 +317,7 @@ def _summary(results: list[Any], folder: Path, columns: list[str], json: bool) -
         texts = [place for place in range(len(columns)) if any(isinstance(line[place], str) for line in lines)]
         print_table(columns, lines, left=texts)
     else:
-        lines = [_line(group) for group in grouped(results)]
-        alike = {name: lines[0][name] for name in _HEAD if lines and len({line[name] for line in lines}) == 1}
-        if len(alike) == len(_HEAD):  # said once, above the table
-            console().print(f"{alike['network']} on {alike['data']}, dense {alike['dense']}:")
-        else:
-            alike = {}
-        names = [name for name in (lines[0] if lines else ()) if any(line[name] is not None for line in lines)]
-        shown = [name for name in names if name not in alike]
-        texts = [place for place, name in enumerate(shown) if name in ("network", "data", "method")]
-        print_table(shown, [[line[name] for name in shown] for line in lines], left=texts)
+        _print_groups([_line(group) for group in grouped(results)])
     out = console()
     for result in failed[:5]:
         out.print(f"failed: {result.config['pattern']} {result.config['sparsity']:g}: {result.error}")
@@ -335,6 +326,21 @@ def _summary(results: list[Any], folder: Path, columns: list[str], json: bool) -
         out.print(f"note: {note}")
     out.print(f"{len(results) - len(failed)} cells done, {len(failed)} failed: {folder}")
     out.print(f"see them on one page: prunus report {folder}")
+
+
+def _print_groups(rows: list[dict[str, Any]]) -> None:
+    """The table at the end; what all its lines share is said once, above it."""
+    from prunus.cli.output import console, print_table
+
+    alike = {name: rows[0][name] for name in _HEAD if rows and len({row[name] for row in rows}) == 1}
+    if len(alike) == len(_HEAD):
+        console().print(f"{alike['network']} on {alike['data']}, dense {alike['dense']}:")
+    else:
+        alike = {}
+    names = [name for name in (rows[0] if rows else ()) if any(row[name] is not None for row in rows)]
+    shown = [name for name in names if name not in alike]
+    texts = [place for place, name in enumerate(shown) if name in ("network", "data", "method")]
+    print_table(shown, [[row[name] for name in shown] for row in rows], left=texts)
 
 
 _HEAD = ("network", "data", "dense")

@@ -29,8 +29,10 @@ _KEY = 16
 """Hexadecimal digits of a key."""
 _LATER = {"method": "prune"}
 """Axes that came after the first stores, with the value that those stores meant: it does not change a key."""
-_LATER_SETTINGS = ("samples", "distil", "gradual", "labels", "metric", "second_batch", "integers", "peers", "examples")
-_LATER_SETTINGS += ("optimizer",)
+_LATER_SETTINGS = (
+    *("samples", "distil", "gradual", "labels", "metric", "second_batch", "integers", "peers", "examples"),
+    "optimizer",
+)
 """The same for settings; their default values do not change a key."""
 _ASIDE = ("data_dir", "keep")
 """Settings that say where things lie, and decide no result."""
