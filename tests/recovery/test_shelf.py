@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import os
 from collections import namedtuple
 from typing import Any
@@ -114,3 +115,12 @@ def test_other_kinds_of_tensors_stay_in_memory() -> None:
     assert isinstance(shelf[0], Marked)
     assert shelf[1].layout is torch.sparse_coo
     assert room.file is None
+
+
+def test_the_file_is_closed_with_its_room() -> None:
+    room = Room(0)
+    Shelf(room)[0] = torch.ones(3)
+    file = room.file
+    del room
+    gc.collect()
+    assert file.closed

@@ -6,6 +6,7 @@ import ctypes
 import os
 import sys
 import tempfile
+import weakref
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -50,6 +51,7 @@ class Room:
         size = whole.numel() * whole.element_size()
         if self.file is None:
             self.file = tempfile.TemporaryFile(prefix="prunus-")  # noqa: SIM115  # open as long as the room
+            weakref.finalize(self, self.file.close)
         places = self.free.get(size)
         begin = places.pop() if places else self.end
         self.end = max(self.end, begin + size)
