@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from support.fresh import run_fresh
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "docs" / "index.md", *sorted((ROOT / "docs" / "guide").glob("*.md"))]
@@ -43,8 +42,8 @@ def test_python_blocks_run(page: Path, tmp_path: Path) -> None:
     found = blocks(page, "python")
     assert len(found) >= count
     code = "\n".join([*found, check])
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    run = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    packages = ("torch", *(name for name in NEEDS.get(page.name, ()) if name == "transformers"))
+    run = run_fresh(code, cwd=tmp_path, packages=packages)
     assert run.returncode == 0, run.stderr[-2000:]
     if page.name in PRINTED:
         expect_alike("".join(blocks(page, "")), run.stdout)
