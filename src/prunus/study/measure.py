@@ -281,7 +281,7 @@ def _statistic(cell: Cell, dense: nn.Module, pruned: nn.Module, test: Any) -> di
 def _certificate(
     cell: Cell, dense: nn.Module, pruned: nn.Module, test: Any, layers: list[dict[str, Any]]
 ) -> dict[str, Any]:
-    """Bounds near test points, and on small networks also in the ball that holds all of these points' set."""
+    """Bounds near test points; on small networks also in the smallest ball around the test set's mean that holds it."""
     from prunus.certificates import AttackSettings, Ball, CertifyOptions, Samples, certify
 
     settings, points = cell.settings, _points(test, cell.settings.certify)

@@ -25,7 +25,7 @@ def retime(cells: Sequence[Cell], store: Store, show: Callable[[Cell, float], No
     for cell in cells:
         result = results.get(cell.key)
         if result is None or result.record.get("speedup") is None or cell.method.startswith("shrink"):
-            continue  # a smaller network is not its masks: it would have to be made again
+            continue  # masks do not give a smaller network back: it would have to be made again
         if cell.settings.peers and cell.base not in fresh:
             _time_engines(cell, store)
             fresh.add(cell.base)

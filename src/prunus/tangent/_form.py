@@ -121,15 +121,19 @@ class NTKForm(nn.Module):
 
 def _scaled(module: nn.Module | None, factor: float) -> nn.Module:
     assert isinstance(module, (nn.Linear, nn.Conv2d))
-    scaled: Any = copy.copy(module)
-    scaled._parameters, scaled._buffers = {}, {}
-    scaled.__class__ = ScaledLinear if isinstance(module, nn.Linear) else ScaledConv2d
+    scaled: ScaledLinear | ScaledConv2d
+    if isinstance(module, nn.Linear):
+        scaled = ScaledLinear(module.in_features, module.out_features, bias=False, device="meta")
+    else:
+        sizes: tuple[Any, ...] = (module.kernel_size, module.stride, module.padding, module.dilation, module.groups)
+        channels = (module.in_channels, module.out_channels)
+        scaled = ScaledConv2d(*channels, *sizes, bias=False, padding_mode=module.padding_mode, device="meta")
     scaled.factor = factor
-    scaled._parameters["weight"] = nn.Parameter(module.weight.detach().clone())
+    scaled.weight = nn.Parameter(module.weight.detach().clone())
     bias = None if module.bias is None or not bool(module.bias.detach().any()) else module.bias.detach().clone()
+    del scaled.bias  # a parameter; here it is a number that is not trained
     scaled.register_buffer("bias", bias)
-    result: nn.Module = scaled
-    return result
+    return scaled.train(module.training)
 
 
 def _fan_in(module: Any) -> int:
