@@ -330,7 +330,7 @@
     if (!box) return;
     const { changed, seen: looked, mended, broken } = chosen.changed, many = (x) => x.toLocaleString("en");
     find("#examples-note").textContent = !looked ? "" : `${many(changed)} of ${many(looked)} test images get another label than from the dense network${mended === null ? "" : `: ${many(broken)} were right before, ${many(mended)} are right now`}.`;
-    const guess = (one, name, said) => element("small", { class: one.truth === said ? "right" : "wrong" }, [`${name}: ${said} ${one.truth === said ? "✓" : "✗"}`]);
+    const guess = (one, name, said) => element("small", { class: one.truth === said ? "right" : "wrong" }, [`${name}: ${said}\u00a0${one.truth === said ? "✓" : "✗"}`]);
     const side = (text, name, kind) => element("dd", {}, [element("small", {}, [kind === "text" ? `${name} goes on` : `nearest, ${name}`]), text]);
     box.replaceChildren(...chosen.examples.map((one) => (one.kind === "image"
       ? element("figure", {}, [element("img", { src: one.picture, alt: `A test image: ${one.truth}` }, []), element("figcaption", {}, [one.truth, guess(one, "dense", one.before), guess(one, "pruned", one.after)])])

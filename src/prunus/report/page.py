@@ -161,7 +161,7 @@ def _cards(panel: Panel) -> list[tuple[str, str, str]]:
         cards.append(("same answer", percent(agreement), beside))
     int8, other = group.mean("faster_than_int8"), group.mean("quality_int8")
     if int8 is not None:
-        cards.append(("the speed of dense int8", _times(int8), _two(group, "faster_than_int8")))
+        cards.append(("against dense int8", _times(int8), _two(group, "faster_than_int8")))
     beside = f"dense {metric.show(panel.dense or 0)}" + ("" if other is None else f", int8 {metric.show(other)}")
     cards.append((metric.name, metric.spread(group.told), beside))
     if group.faster is not None:
@@ -170,7 +170,7 @@ def _cards(panel: Panel) -> list[tuple[str, str, str]]:
         if rival is None:
             cards.append(("faster than dense", _times(group.faster), took))
         else:
-            cards.append(("the speed of dense float32", _times(rival), _two(group, "faster_than_dense") or took))
+            cards.append(("against dense float32", _times(rival), _two(group, "faster_than_dense") or took))
     (smaller, now), before = words.size_of(group), group.mean("bytes_dense") or 0
     if smaller is not None:
         cards.append(("smaller", f"{smaller:.1f} ×", f"{size(now)} instead of {size(before)}"))
