@@ -158,3 +158,13 @@ def test_numbers_of_the_worst_case_calibration() -> None:
     assert (26 - law.mean) / 26 == pytest.approx(0.129, abs=5e-4)
     million = noisy_topk.gain_over_random(10**6, 10**5, 1.0 / (2 * 10**5))
     assert million["gain"] < 1e-6
+
+
+def test_the_low_quantile_of_a_kernels_norm_that_the_erratum_names() -> None:
+    """P-23b: nine magnitudes of standard normals, their law convolved on a grid of 1/1024."""
+    step, count = 1.0 / 1024, 2**15
+    single = np.diff(2.0 * stats.norm.cdf(step * np.arange(count + 1)) - 1.0)
+    law = np.cumsum(np.fft.irfft(np.fft.rfft(single, 2 * count) ** 9, 2 * count))
+    true = step * (np.searchsorted(law, 0.01) + 4.5)
+    assert true == pytest.approx(3.457, abs=2e-3)
+    assert claims["P-23b"](kernel=3, level=0.01, sigma=1.0)["quantile"] == pytest.approx(2.974, abs=1e-3)
