@@ -213,6 +213,7 @@ def _embedding(walk: Walk, site: Site, args: Sequence[Any], kwargs: Mapping[str,
     name = weight_of(walk, site.node.args[0])
     if name is not None and site.node.args[1] not in walk.constant:
         walk.named_only.extend((name, block.atoms) for block in columns)
+        walk.products.append(Product(site, 0, (), weight=name, inputs=0, outputs=1))  # it makes its columns
     return Labels(site.shape, tuple(columns))
 
 

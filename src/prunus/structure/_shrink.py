@@ -42,8 +42,8 @@ class GroupRow:
 
     Attributes:
         name: The layer that makes the units first.
-        kind: What they are: "neurons", "channels", "groups" (of channels), "heads", "units" (of recurrent layers), or
-            "block" for a whole residual block that left.
+        kind: What they are: "neurons", "channels", "groups" (of channels), "heads", "units" (of recurrent layers),
+            "columns" (of embeddings), or "block" for a whole residual block that left.
         before: How many units the group had.
         after: How many it keeps.
         damage: Its share of the whole damage, where the allocation measured it; for a block the change of the outputs

@@ -106,7 +106,7 @@ def _zero_vectors(model: nn.Module, coupling: Coupling, stays: Array) -> None:
             labels = coupling.walk.tensors.get(name)
             if value.ndim == 1 and labels is not None:
                 for block in labels.blocks:
-                    value *= torch.from_numpy(coupling.of_atoms(stays, block.atoms)).to(value)
+                    value.mul_(torch.from_numpy(coupling.of_atoms(stays, block.atoms)).to(value))
 
 
 # ---------------------------------------------------------------------------------------------------------- attributes
