@@ -18,7 +18,7 @@ from prunus.errors import BadInput, UnknownName
 from prunus.formulas import swap_errors
 from prunus.private.exact_sampling import Table
 from prunus.private.exchange import exchange, in_groups, top_set
-from prunus.private.privacy import Energies, energies
+from prunus.private.privacy import Energies, Privacy, energies, privacy_record
 from prunus.private.randomness import Integers, Source, source
 
 SCOPES = ("global", "layer")
@@ -319,6 +319,34 @@ class IndexMechanism:
             The epsilon.
         """
         raise TypeError("Use NoisyTopK or TwoLevelTopK.")
+
+    def swap_epsilons(self, swaps: int, local: float) -> tuple[float, float]:
+        """Epsilon of one swapped index, and between vectors whose top sets differ in `swaps` indices.
+
+        Args:
+            swaps: in how many indices the two top sets differ.
+            local: epsilon between any two vectors.
+
+        Returns:
+            Both epsilons.
+        """
+        raise TypeError("Use NoisyTopK or TwoLevelTopK.")
+
+    def privacy(self, d: int, swaps: int = 1, group: int | None = None) -> Privacy:
+        """Both readings of the privacy of one release: for each swapped index, and between any two vectors.
+
+        Args:
+            d: coordinates of the vector.
+            swaps: distance of two top sets for `at_distance`.
+            group: size of the groups that are drawn in.
+
+        Returns:
+            The epsilons, for reading and as plain data.
+        """
+        m = sum(times * self.kept_of(n, group) for n, times in group_sizes(d, group))
+        local = self.worst_epsilon(d, group)
+        one, apart = self.swap_epsilons(swaps, local)
+        return privacy_record(one, local, swaps, min(apart, local), d, m)
 
 
 def group_sizes(d: int, group: int | None) -> list[tuple[int, int]]:

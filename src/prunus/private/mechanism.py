@@ -21,7 +21,6 @@ from prunus.formulas import swap_counts, swap_errors, swap_privacy, two_level
 from prunus.private import integer_weights
 from prunus.private.exact_sampling import Table
 from prunus.private.index_mechanism import IndexMechanism, group_sizes
-from prunus.private.privacy import Privacy, privacy_record
 
 _LARGEST_THETA = 1000.0
 _LARGEST_EPSILON = 5000.0
@@ -128,21 +127,8 @@ class NoisyTopK(IndexMechanism):
         kept = [(n, times, self.kept_of(n, group)) for n, times in group_sizes(d, group)]
         return 2.0 * self.theta * sum(times * min(m, n - m) for n, times, m in kept)
 
-    def privacy(self, d: int, swaps: int = 1, group: int | None = None) -> Privacy:
-        """Both readings of the privacy of one release: per swapped index, and between any two vectors.
-
-        Args:
-            d: Coordinates of the vector.
-            swaps: Distance of two top sets for `at_distance`.
-            group: Size of the groups that are drawn in.
-
-        Returns:
-            The epsilons, for reading and as plain data.
-        """
-        m = sum(times * self.kept_of(n, group) for n, times in group_sizes(d, group))
-        at_distance = swap_privacy.swap_privacy(self.theta, swaps)["epsilon"]
-        local = self.worst_epsilon(d, group)
-        return privacy_record(2.0 * self.theta, local, swaps, min(at_distance, local), d, m)
+    def swap_epsilons(self, swaps: int, local: float) -> tuple[float, float]:
+        return 2.0 * self.theta, float(swap_privacy.swap_privacy(self.theta, swaps)["epsilon"])
 
     def delta(self, epsilon: Any, d: int, swaps: int = 1) -> Any:
         """Exact delta(epsilon) between vectors whose top sets differ in `swaps` indices (N-7f).
@@ -222,17 +208,5 @@ class TwoLevelTopK(IndexMechanism):
         released = sum(times for n, times in group_sizes(d, group) if self.kept_of(n, group) < n)
         return self.epsilon * released
 
-    def privacy(self, d: int, swaps: int = 1, group: int | None = None) -> Privacy:
-        """Privacy of one release: epsilon between any two vectors, and so for a single swapped index too.
-
-        Args:
-            d: Coordinates of the vector.
-            swaps: Distance of two top sets for `at_distance`.
-            group: Size of the groups that are drawn in.
-
-        Returns:
-            The epsilons, for reading and as plain data.
-        """
-        m = sum(times * self.kept_of(n, group) for n, times in group_sizes(d, group))
-        local = self.worst_epsilon(d, group)
-        return privacy_record(min(self.epsilon, local), local, swaps, min(self.epsilon * swaps, local), d, m)
+    def swap_epsilons(self, swaps: int, local: float) -> tuple[float, float]:
+        return min(self.epsilon, local), self.epsilon * swaps
