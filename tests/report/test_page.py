@@ -86,6 +86,7 @@ def test_the_summary_says_what_was_measured(folder: Path) -> None:
         f"With 50 % zeros ({panel.title(group)}), the network gives the same answer as the dense"
     )
     assert "% of 500 held-out inputs; proved for" in sentence
+    assert "(one input by up to 25 of 255 steps)" in sentence  # digits lie between 0 and 1, the radius is .1
     assert any("2 seeds" in text for text in remarks(panel))
     data = payload(panel)
     for row in data["groups"]:

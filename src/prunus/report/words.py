@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 from itertools import pairwise
+from typing import Any
 
 from prunus.report.facts import Panel
 from prunus.report.metrics import percent
@@ -100,8 +102,17 @@ def same_answers(group: SeedGroup) -> str:
         settings, count = group.results[0].config["settings"], group.results[0].record.get("labels_points")
         which = f"for {percent(proved, 0)} of {count} test points, whatever change of 2-norm up to"
         way = "; proved" if said else "is proved to give the answer of the dense one"
-        said += f"{way} {which} {settings['radius']:g} they suffer"
+        said += f"{way} {which} {settings['radius']:g} they suffer{_in_steps(group.results[0].record)}"
     return said
+
+
+def _in_steps(record: Mapping[str, Any]) -> str:
+    """The same radius as a person sees it: (one pixel by up to 7 of 255 steps)."""
+    steps = record.get("labels_steps")
+    if not steps:
+        return ""
+    shown = f"{math.floor(steps):,}" if steps >= 10 else f"{math.floor(10 * steps) / 10:g}"
+    return f" (one {record['labels_step_of']} by up to {shown} of 255 steps)"
 
 
 def asked(group: SeedGroup) -> str:

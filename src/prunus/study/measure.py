@@ -326,7 +326,29 @@ def _labels(cell: Cell, dense: nn.Module, pruned: nn.Module, test: Any, layers: 
         Samples(_points(test, settings.labels), radius=settings.radius),
         seconds=math.inf if plain else settings.certify_seconds,
     )
-    return {"labels_proved": found.fraction, "labels_points": len(found.agree)}
+    return {"labels_proved": found.fraction, "labels_points": len(found.agree), **steps_in(test, settings.radius)}
+
+
+def steps_in(test: Any, radius: float) -> dict[str, Any]:
+    """A radius as steps of one pixel or input, 255 from its smallest to its largest value in the data.
+
+    Args:
+        test: A data set.
+        radius: A 2-norm radius.
+
+    Returns:
+        `labels_steps`, the number of steps, and `labels_step_of`, "pixel" or "input".
+
+    Example:
+        >>> data = [(torch.tensor([0.0, 1.0]), 0), (torch.tensor([0.5, 0.25]), 1)]
+        >>> steps_in(data, 0.2)
+        {'labels_steps': 51.0, 'labels_step_of': 'input'}
+    """
+    points = _points(test, min(len(test), 1000))
+    image = points.ndim == 4 and points.shape[1] in (1, 3)
+    values = points.transpose(0, 1).flatten(1) if image else points.reshape(1, -1)
+    widest = float((values.amax(1) - values.amin(1)).max()) * math.sqrt(len(values))  # all colours of a pixel together
+    return {"labels_steps": radius / widest * 255, "labels_step_of": "pixel" if image else "input"} if widest else {}
 
 
 def _kernel_of(model: nn.Module, masks: Masks | None, points: Tensor) -> dict[str, Any]:
