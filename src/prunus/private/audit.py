@@ -84,7 +84,7 @@ def audit(
     level = (1.0 - confidence) / (4 * len(pairs))
     findings = []
     for name, swaps, first, second in pairs:
-        claimed = mech.privacy(d, swaps).at_distance if swaps else 0.0  # type: ignore[attr-defined]
+        claimed = mech.privacy(d, swaps).at_distance if swaps else 0.0
         left, right = run(first, draws), run(second, draws)
         bound, event = max(_lower_bound(left, right, d, level), _lower_bound(right, left, d, level))
         findings.append(Finding(name, swaps, claimed, bound, event, bound <= claimed + 1e-9))

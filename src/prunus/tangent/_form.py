@@ -125,9 +125,18 @@ def _scaled(module: nn.Module | None, factor: float) -> nn.Module:
     if isinstance(module, nn.Linear):
         scaled = ScaledLinear(module.in_features, module.out_features, bias=False, device="meta")
     else:
-        sizes: tuple[Any, ...] = (module.kernel_size, module.stride, module.padding, module.dilation, module.groups)
-        channels = (module.in_channels, module.out_channels)
-        scaled = ScaledConv2d(*channels, *sizes, bias=False, padding_mode=module.padding_mode, device="meta")
+        scaled = ScaledConv2d(
+            module.in_channels,
+            module.out_channels,
+            module.kernel_size,  # type: ignore[arg-type]
+            module.stride,  # type: ignore[arg-type]
+            module.padding,  # type: ignore[arg-type]
+            module.dilation,  # type: ignore[arg-type]
+            module.groups,
+            bias=False,
+            padding_mode=module.padding_mode,
+            device="meta",
+        )
     scaled.factor = factor
     scaled.weight = nn.Parameter(module.weight.detach().clone())
     bias = None if module.bias is None or not bool(module.bias.detach().any()) else module.bias.detach().clone()
