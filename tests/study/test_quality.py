@@ -74,6 +74,7 @@ def test_images_whose_label_changed_are_kept(tmp_path: Path) -> None:
     found = result.record["examples"]
     assert len(found) == 3
     assert result.record["labels_changed"] <= result.record["labels_seen"]
+    assert 0 < result.record["labels_broken"] + result.record["labels_mended"] <= result.record["labels_changed"]
     for example in found:
         assert example["before"] != example["after"]
         assert example["picture"].startswith("data:image/png;base64,")
