@@ -240,7 +240,7 @@ def main() -> int:
     torch.set_num_threads(1)
     part, keep = sys.argv[1], Path(sys.argv[2])
     rows = kept_rows(PARTS[part](), keep)
-    note = f"{NOTES[part]} Processor time, one thread, on a busy machine; python -m benchmarks certificates."
+    note = f"{NOTES[part]} Processor time, one thread; python -m benchmarks certificates."
     record(f"certificates-{part}", rows, note)
     return 0
 

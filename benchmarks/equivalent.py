@@ -161,7 +161,7 @@ def main() -> int:
     torch.set_num_threads(1)
     part, keep = sys.argv[1], Path(sys.argv[2])
     rows = kept_rows(PARTS[part](), keep)
-    note = f"{NOTES[part]} Processor time on a busy machine. Run again with python -m benchmarks equivalent."
+    note = f"{NOTES[part]} Processor time. Run again with python -m benchmarks equivalent."
     record(f"equivalent-{'acas' if part == 'pruned5' else part}", rows, note)
     return 0
 

@@ -52,20 +52,39 @@ def missing(value: Any) -> list[str]:
     if inspect.ismodule(value):
         return []
     lacks = [] if re.search(r"^Example:\n(?s:.*?)>>> ", text, re.MULTILINE) else ["Example"]
-    if not inspect.isfunction(value):
-        return lacks
+    return lacks + sections(value, text) if inspect.isfunction(value) else lacks
+
+
+def sections(function: Any, text: str, *, always: bool = True) -> list[str]:
+    """What the docstring `text` of a function or method does not say: an argument, what it returns, what it raises.
+
+    Not `always`: what takes no arguments and raises nothing is told by its first line.
+    """
     section = re.search(r"^Args:\n((?: .*\n?|\n)*)", text, re.MULTILINE)
     named = set(re.findall(r"^ {4}\**(\w+):", section[1], re.MULTILINE)) if section else set()
-    takes = [name for name in inspect.signature(value).parameters if not name.startswith("_")]
-    lacks += [f"Args: {name}" for name in takes if name not in named]
+    names = inspect.signature(function).parameters
+    takes = [name for name in names if not name.startswith("_") and name not in ("self", "cls")]
+    lacks = [f"Args: {name}" for name in takes if name not in named]
     lacks += [f"Args: {name}, which it does not take" for name in named - set(takes)]
-    returns = inspect.signature(value).return_annotation
-    if returns not in (None, "None", inspect.Signature.empty) and not re.search(r"^(Returns|Yields):", text, re.M):
+    gives = inspect.signature(function).return_annotation not in (None, "None", inspect.Signature.empty)
+    if gives and (takes or always) and not re.search(r"^(Returns|Yields):", text, re.M):
         lacks.append("Returns")
-    body = ast.parse(textwrap.dedent(inspect.getsource(value)))
+    body = ast.parse(textwrap.dedent(inspect.getsource(function)))
     if any(isinstance(node, ast.Raise) and node.exc for node in ast.walk(body)) and "Raises:" not in text:
         lacks.append("Raises")
     return lacks
+
+
+def methods(kind: type) -> Iterator[tuple[str, Any, str]]:
+    """(name, function, docstring) of the public methods of a class that are written here, inherited ones too."""
+    for name in dir(kind):
+        owner = next((one for one in kind.__mro__ if name in vars(one)), None)
+        if name.startswith("_") or owner is None or not owner.__module__.startswith("prunus"):
+            continue
+        found = vars(owner)[name]
+        function = found.__func__ if isinstance(found, (classmethod, staticmethod)) else found
+        if inspect.isfunction(function) and function.__module__.startswith("prunus"):
+            yield name, function, inspect.getdoc(getattr(kind, name)) or ""
 
 
 @pytest.mark.parametrize("room", rooms())
@@ -76,16 +95,20 @@ def test_public_names_are_documented(room: str) -> None:
 
 
 @pytest.mark.parametrize("room", rooms())
-def test_public_methods_have_a_docstring(room: str) -> None:
-    bare = []
+def test_public_methods_are_documented(room: str) -> None:
+    wrong = []
     for name, value in public(room):
         if inspect.isclass(value):
-            for method in vars(value):
-                found = getattr(value, method)
-                own = inspect.isfunction(found) or inspect.ismethod(found) or isinstance(found, property)
-                if own and not method.startswith("_") and not inspect.getdoc(found):
-                    bare.append(f"{name}.{method}")
-    assert not bare
+            wrong += [
+                f"{name}.{method} lacks {', '.join(lacks)}"
+                for method, function, text in methods(value)
+                if (lacks := sections(function, text, always=False) if text else ["a docstring"])
+            ]
+            bare = (
+                method for method, found in vars(value).items() if isinstance(found, property) and not found.__doc__
+            )
+            wrong += [f"{name}.{method} lacks a docstring" for method in bare if not method.startswith("_")]
+    assert not wrong, "\n".join(wrong)
 
 
 @pytest.mark.parametrize("room", rooms())

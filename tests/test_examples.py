@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from support.fresh import run_fresh
 
 EXAMPLES = sorted((Path(__file__).resolve().parents[1] / "docs" / "examples").glob("*.py"))
 
 
 @pytest.mark.parametrize("program", EXAMPLES, ids=lambda path: path.stem)
 def test_example(program: Path, tmp_path: Path) -> None:
-    result = subprocess.run(
-        [sys.executable, str(program)], cwd=tmp_path, capture_output=True, text=True, env={**os.environ}, timeout=300
-    )
+    result = run_fresh(program, cwd=tmp_path, seconds=300)
     assert result.returncode == 0, result.stderr[-2000:]

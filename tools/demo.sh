@@ -7,9 +7,10 @@ rm -rf "$folder/study"
 mkdir -p "$folder"
 prunus study resnet20:width=0.5,channels=1 --data digits-images --length 10ep --lr 0.1 --exclude linear --exclude conv1 \
     --method prune reconstruct --pattern unstructured balanced:16 2:4 --sparsity 0.5 0.75 0.9 --seeds 1 \
-    --certify 0 --labels 0 --kernel 0 --batch 32 -o "$folder/study"
+    --certify 0 --labels 0 --kernel 0 --batch 32 --examples 12 -o "$folder/study"
 prunus study fc:64-64-10 --data digits --length 10ep --lr 0.1 --method prune reconstruct \
     --pattern unstructured balanced:16 --sparsity 0.5 0.75 --seeds 1 --certify 0 --labels 100 --radius 0.1 --kernel 0 \
     --batch 32 -o "$folder/study"
 prunus report "$folder/study" -o "$folder/report.html" --title "Two networks on digits, pruned"
-echo "Next, with a model of your own: prunus reconstruct hf:FOLDER --data texts.jsonl --sparsity 0.5 -o pruned"
+echo "Open $folder/report.html in a browser; then try a Hugging Face model of yours:"
+echo "  prunus reconstruct hf:FOLDER --data texts.txt --sparsity 0.5 -o p.safetensors"

@@ -215,15 +215,31 @@ def _row(setting: Setting, runs: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
+def pooled_error(rows: Sequence[dict[str, Any]]) -> tuple[float, int]:
+    """Standard error of the mean of two seeds, from all rows together, and its degrees of freedom.
+
+    Two seeds alone say little about their own spread: single errors run from nearly 0 to several times the pooled one.
+    """
+    parts = [(row["seeds"], row["standard error"]) for row in rows if row["seeds"] > 1]
+    freedom = sum(seeds - 1 for seeds, _ in parts)
+    variance = sum((seeds - 1) * seeds * error**2 for seeds, error in parts) / max(freedom, 1)
+    return math.sqrt(variance / 2), freedom
+
+
 def write_evidence(study: Study, folder: Path = FOLDER) -> None:
     """The tables from what the store holds."""
     for data in study.scale.data:
         rows = sorted(study.rows(data), key=lambda row: (row["epsilon"], row["megabytes sent"], row["method"]))
         if not rows:
             continue
+        error, freedom = pooled_error(rows)
+        pooled = (
+            f" Pooled over all rows the standard error of two seeds is {error:.2f} ({freedom} degrees of freedom); two "
+            f"rows differ clearly from {2 * math.sqrt(2) * error:.1f} points on, two standard errors of a difference."
+        )
         note = (
             f"{data}, tanh CNN of 26,010 parameters, {study.scale.said}; batch 256, momentum 0.9, delta 1e-5; "
-            f"{HOW_TUNED}. python -m tools.private_study goes on where this stopped."
+            f"{HOW_TUNED}.{pooled if freedom else ''} python -m tools.private_study goes on where this stopped."
         )
         published = [row for row in PUBLISHED if data == "mnist"]
         record(f"private-tanh-{data}", [*rows, *published], note, folder)

@@ -20,7 +20,6 @@ import io
 import json
 import lzma
 import os
-import random
 import subprocess
 import sys
 import zipfile
@@ -55,12 +54,16 @@ STUDIES: dict[str, dict[str, Any]] = {
         "model": "resnet20",
         "data": "cifar10",
         "again": [1, 2],
+        "distilled": [0.9],
         "settings": {
             "exclude": ["conv1", "linear"],
             "batch": 1,
             "second_batch": 32,
             "batch_size": 128,
             "augment": "crop-flip",
+            "held_out": 2000,
+            "distil": "150it",
+            "look": 512,
             "examples": 12,
         },
     },
@@ -82,13 +85,26 @@ STUDIES: dict[str, dict[str, Any]] = {
         "title": "MiniLM, a sentence encoder, pruned",
         "model": f"hf:{MODELS}/minilm",
         "data": "tools.showcase:similarities",
-        "settings": {"exclude": ["pooler*"], "metric": "spearman", "batch": 1, "second_batch": 8},
+        "distilled": [0.75],
+        "unstructured": [0.75],
+        "settings": {
+            "exclude": ["pooler*"],
+            "metric": "spearman",
+            "batch": 1,
+            "second_batch": 8,
+            "look": 512,
+            "batch_size": 32,
+            "optimizer": "adamw",
+            "finetune_lr": 3e-4,
+            "distil": "150it",
+        },
     },
     "smollm2": {
         "title": "SmolLM2-135M, a language model, pruned",
         "model": f"hf:{MODELS}/smollm2",
         "data": "tools.showcase:wikitext",
         "sparsity": [0.5],
+        "shrunk": [],
         "settings": {"metric": "perplexity", "samples": 128, "look": 64, "batch": 1, "held_out": 8, "examples": 4},
     },
 }
@@ -106,6 +122,7 @@ def main() -> None:
     parser.add_argument("name", choices=[*sorted(STUDIES), "readme"])
     parser.add_argument("--quick", action="store_true", help="fewer methods, patterns and sparsities")
     parser.add_argument("--retime", action="store_true", help="measure the times of finished cells again")
+    parser.add_argument("--grids", nargs="*", type=int, help="some of the study's grids, by number from 0")
     chosen = parser.parse_args()
     if chosen.name == "readme":
         fill_readme()
@@ -114,9 +131,12 @@ def main() -> None:
     title, folder = study.pop("title"), RUNS / chosen.name
     folder.mkdir(parents=True, exist_ok=True)
     grids = _grids(study, chosen.quick)
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])}
+    paths = [str(ROOT / "src"), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
     _link_models(folder)
     for number, grid in enumerate(grids):
+        if chosen.grids is not None and number not in chosen.grids:
+            continue
         file = folder / f"grid{number}.toml"
         file.write_text(_toml(grid), "utf8")
         words = [sys.executable, "-m", "prunus", "study", "--grid", file.name, "-o", ".", "--workers", "1", "--yes"]
@@ -134,19 +154,19 @@ def _grids(study: dict[str, Any], quick: bool) -> list[dict[str, Any]]:
 
     What the front page shows comes first, so that a study that is stopped early has it.
     """
-    settings, again = _SHARED | study["settings"], study.get("again", [])
-    common = {"pattern": ["balanced:16", "2:4", "unstructured"], "sparsity": [0.5, 0.75, 0.9], "seed": [0]}
-    common |= {name: value for name, value in study.items() if name not in ("settings", "again")}
-    plain = [share for share in common["sparsity"] if share < 0.9]
+    settings, again, distilled = _SHARED | study["settings"], study.get("again", []), study.get("distilled", [])
+    common = {"pattern": ["balanced:16", "2:4"], "sparsity": [0.5, 0.75, 0.9], "seed": [0]}
+    common |= {name: value for name, value in study.items() if name in ("model", "data", "sparsity")}
+    both, first = ["prune", "reconstruct"], common["sparsity"][:1]
     ways: list[dict[str, Any]] = [
-        {"method": ["prune", "reconstruct"], "pattern": ["balanced:16", "2:4"], "sparsity": plain},
-        {"method": ["prune", "reconstruct"]},
-        {"method": ["reconstruct"], "pattern": ["balanced:16"], "sparsity": plain, "seed": again},
-        {"method": ["prune"], "score": ["wanda"], "pattern": ["balanced:16", "2:4"], "sparsity": plain},
-        {"method": ["shrink"], "pattern": ["channels"], "sparsity": [0.5]},
-        {"method": ["reconstruct+distil"], "pattern": ["balanced:16"]},
+        {"method": both},
+        {"method": both, "pattern": ["unstructured"], "sparsity": study.get("unstructured", common["sparsity"])},
+        {"method": ["prune"], "score": ["wanda"], "sparsity": first},
+        {"method": ["shrink"], "pattern": ["channels"], "sparsity": study.get("shrunk", [0.5])},
+        {"method": ["reconstruct+distil"], "pattern": ["balanced:16"], "sparsity": distilled},
+        {"method": ["reconstruct"], "pattern": ["balanced:16"], "sparsity": first, "seed": again},
     ]
-    chosen = ways[:1] if quick else [way for way in ways if way.get("seed") != []]
+    chosen = ways[:1] if quick else [way for way in ways if [] not in way.values()]
     return [common | way | {"settings": settings} for way in chosen]
 
 
@@ -315,9 +335,7 @@ def similarities(split: str) -> list[Any]:
 
     if split == "test":
         return [(tokens(one), tokens(two), float(score)) for one, two, score in pairs]
-    sentences = list(dict.fromkeys(text for pair in pairs for text in pair[:2]))
-    random.Random(0).shuffle(sentences)
-    return [tokens(text) for text in sorted(sentences[:512], key=len)]
+    return [tokens(text) for text in dict.fromkeys(text for pair in pairs for text in pair[:2])]
 
 
 def wikitext(split: str) -> list[dict[str, Tensor]]:

@@ -63,12 +63,26 @@ class ScoreContext:
     seed: int = 0
 
     def draw_seed(self, salt: int = 0) -> int:
-        """A seed of its own for each `salt`."""
+        """A seed of its own for each `salt`.
+
+        Args:
+            salt: Any whole number.
+
+        Returns:
+            The seed.
+        """
         # Far from any seed a person gives: a model drawn with the same seed must not be drawn with the same numbers.
         return (self.seed * 1_000_003 + salt + 0x5DEE_CE66_D1CE_4E5B) & 0x7FFF_FFFF_FFFF_FFFF
 
     def generator(self, salt: int = 0) -> torch.Generator:
-        """A generator of its own for each `salt`; all draws of a score come from these."""
+        """A generator of its own for each `salt`; all draws of a score come from these.
+
+        Args:
+            salt: Any whole number.
+
+        Returns:
+            A generator on the CPU.
+        """
         return torch.Generator().manual_seed(self.draw_seed(salt))
 
 
@@ -102,13 +116,26 @@ class Pattern(Protocol):
     def units(self, scores: Tensor, weight: Weight, *, absolute: bool = False) -> tuple[Tensor, int]:
         """Scores of the groups that are kept or dropped together.
 
+        Args:
+            scores: A tensor of the weight's shape.
+            weight: The weight, with its layout.
+            absolute: Take the magnitudes of the scores.
+
         Returns:
             One score for each group as a flat tensor, and the number of weights in a group.
         """
         ...
 
     def check(self, weight: Weight, sparsity: float) -> None:
-        """Raise BadInput if this pattern cannot give this weight this sparsity."""
+        """Refuse a weight that this pattern does not fit, and a sparsity that it cannot have.
+
+        Args:
+            weight: The weight that would be pruned.
+            sparsity: Wanted fraction of zeros.
+
+        Raises:
+            BadInput: It does not fit.
+        """
         ...
 
 
@@ -155,5 +182,6 @@ def check_sparsity(value: object, where: str = "") -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise BadInput(f"A sparsity{where} must be a number in [0, 1), not {value!r}.")
     if not 0 <= value < 1:
-        raise BadInput(f"The sparsity{where} is {value}; it is the fraction of zeros and must lie in [0, 1).")
+        hint = f": write {value / 100:g} for {value:g} %." if 5 <= value < 100 else "."
+        raise BadInput(f"The sparsity{where} is {value}; it is the fraction of zeros and must lie in [0, 1){hint}")
     return float(value)

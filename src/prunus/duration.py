@@ -25,6 +25,12 @@ class Duration:
     def parse(cls, text: str | Duration) -> Duration:
         """Read "160ep" or "5000it".
 
+        Args:
+            text: the text; a `Duration` is passed through.
+
+        Returns:
+            The duration.
+
         Raises:
             BadInput: It is neither.
         """
@@ -40,7 +46,14 @@ class Duration:
         return cls(amount, unit)
 
     def steps(self, per_epoch: int) -> int:
-        """Number of optimizer steps, if `per_epoch` steps make an epoch."""
+        """Number of optimizer steps, if `per_epoch` steps make an epoch.
+
+        Args:
+            per_epoch: steps in one epoch.
+
+        Returns:
+            The number of steps.
+        """
         return int(self.amount) if self.unit == "it" else round(self.amount * per_epoch)
 
     def __str__(self) -> str:

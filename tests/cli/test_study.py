@@ -23,9 +23,21 @@ def test_a_study_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFix
     assert run([*asked]) == 0, "nothing is left to run"
     shown = capsys.readouterr()
     assert "3 cells done, 0 failed" in shown.out
+    assert "fc:64-16-10 on digits, dense " in shown.out, "what all cells share is said once"
     assert "[1/3]" not in shown.err
     assert run([*SMALL, *where, "--pattern", "unstructured", "--sparsity", "0.5", "--exclude", "nothing"]) == 1
     assert "matches no prunable weight" in capsys.readouterr().out
+
+
+def test_cells_are_named_by_what_differs() -> None:
+    from prunus.cli.study import _names
+    from prunus.study import Grid
+
+    several = Grid(model=("fc:64-10",), method=("prune", "reconstruct"), sparsity=(0.5,), seed=(0,)).cells()
+    assert list(_names(several).values()) == ["magnitude unstructured 0.5", "reconstruct unstructured 0.5"]
+    assert list(_names(several[:1]).values()) == ["unstructured 0.5"]
+    seeds = Grid(model=("fc:64-10", "fc:64-9-10"), sparsity=(0.5,), seed=(0, 1)).cells()
+    assert list(_names(seeds).values())[:2] == ["fc:64-10 unstructured 0.5 seed 0", "fc:64-10 unstructured 0.5 seed 1"]
 
 
 def test_the_file_and_the_options_together(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -59,6 +59,17 @@ def test_explains_one_claim_with_an_example_that_runs(capsys):
         assert word in out
 
 
+def test_says_what_is_published_and_calls_only_errors_errata(capsys):
+    _, out, _ = call(capsys, "P-17b")
+    assert "published: (5): delta_0 >= 0" in out
+    assert "erratum: " in out
+    _, out, _ = call(capsys, "K-26l")
+    assert "note: Not an error" in out
+    assert "erratum:" not in out
+    _, out, _ = call(capsys, "P-17b", "--json")
+    assert json.loads(out)["published"] == claims["P-17b"].published != ""
+
+
 def test_evaluates_printed_beside_corrected(capsys):
     status, out, _ = call(capsys, "I-9a", "error=0.5", "delta=0.01", "resamples=10")
     assert status == 0

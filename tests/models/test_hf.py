@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -19,6 +17,7 @@ from prunus.models import resolve
 from prunus.sparse import load_pretrained
 from prunus.training import perplexity, spearman
 from support.foreign import small
+from support.fresh import run_fresh
 
 CODE = """
 import sys, torch, prunus
@@ -44,9 +43,7 @@ def test_a_folder_is_read_compressed_written_and_read_in_a_fresh_process(kind: s
     prunus.prune(model, 0.75, pattern="balanced:16")
     fast = prunus.compress(model, example=example_input(model, batch=2), select="always")
     fast.save_pretrained(tmp_path / "fast")
-    done = subprocess.run(
-        [sys.executable, "-c", CODE, str(tmp_path / "fast"), str(tmp_path / "out.pt")], capture_output=True, text=True
-    )
+    done = run_fresh(CODE, str(tmp_path / "fast"), str(tmp_path / "out.pt"), packages=("torch", "transformers"))
     assert done.returncode == 0, done.stderr[-2000:]
     with torch.no_grad():
         wanted = output_tensors(model(**example_input(model, batch=2)))[0]
@@ -75,6 +72,7 @@ def test_the_librarys_own_loader_refuses_and_so_does_ours(tmp_path: Path) -> Non
     ("make", "said"),
     [
         (lambda place: None, "There is no folder"),
+        (lambda place: place.write_bytes(b"weights"), "is a file: give the model's folder, and weights"),
         (lambda place: place.mkdir(), "no config.json and no GGUF"),
         (lambda place: (place.mkdir(), (place / "config.json").write_text("{}")), "cannot be read"),
         (lambda place: (small("bert").save_pretrained(place), (place / "model.safetensors").unlink()), "cannot be"),

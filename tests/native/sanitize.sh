@@ -16,11 +16,13 @@ if [ "$mode" = neon ]; then
     compiler=aarch64-linux-gnu-g++
     run="qemu-aarch64 -L /usr/aarch64-linux-gnu"
 fi
-common="-std=c++20 -g -fno-math-errno -ffp-contract=off -Wno-psabi -I$source -I$source/kernels -I$here"
+common="-std=c++20 -fno-math-errno -ffp-contract=off -Wno-psabi -I$source -I$source/kernels -I$here"
 if [ "$mode" = sanitize ]; then
-    common="$common -O1 -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer"
+    common="$common -g -O1 -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer"
+elif [ "$cases" -lt 100 ]; then
+    common="$common -O1" # few cases: compiling takes most of the time
 else
-    common="$common -O2"
+    common="$common -g -O2"
 fi
 wide="-mavx512f -mavx512bw -mavx512dq -mavx512vl -mfma -mbmi -mbmi2"
 if [ "$mode" != neon ] && echo '#include <simde/x86/avx512.h>' | $compiler -fsyntax-only -x c++ -std=c++20 - 2>/dev/null; then

@@ -116,3 +116,55 @@ def test_normal_approximation_of_every_rank_is_off_by_what_its_erratum_says() ->
     assert max(off, key=off.__getitem__) == (2, 1)
     assert off[11, 10] == pytest.approx(1 - 0.057, abs=5e-4)
     assert off[2, 1] == pytest.approx(1.36, abs=5e-3)
+
+
+@pytest.mark.parametrize("rows, banks", [(1, 2), (2, 1), (4, 2), (16, 4)])
+@pytest.mark.parametrize("bank", [2, 4, 16, 32])
+def test_the_printed_variances_put_balanced_first_and_the_right_ones_last(rows: int, banks: int, bank: int) -> None:
+    """What the errata B-4 and B-8a say of the printed formulas, wherever there is more than one bank."""
+    for r in {1, bank // 2, bank - 1}:
+        given = {"rows": rows, "columns": banks * bank, "banks": banks, "r": r}
+        printed, right = claims["B-8a"].printed(**given), claims["B-8a"](**given)
+        assert printed["balanced"] < printed["unstructured"]
+        assert right["unstructured"] <= right["balanced"] * (1 + 1e-12)
+
+
+def test_numbers_in_the_errata_of_the_balanced_paper() -> None:
+    """True over printed variance (B-8a), and the printed characteristic function at 0 (B-9b), for the sizes named."""
+    for columns, r, stated in ((16, 4, 0.33), (64, 16, 0.74), (4096, 3072, 558.0)):
+        given = {"rows": 1, "columns": columns, "banks": 1, "r": r}
+        ratio = claims["B-8a"](**given)["unstructured"] / claims["B-8a"].printed(**given)["unstructured"]
+        assert ratio == pytest.approx(stated, rel=0.01)
+    for n, r, stated in ((4, 2, 0.43), (64, 16, 0.05), (65_536, 49_152, 4e-5)):
+        assert claims["B-9b"].printed(t=0.0, n=n, r=r, sigma_input=1.0)["value"] == pytest.approx(stated, rel=0.12)
+        assert claims["B-9b"](t=0.0, n=n, r=r, sigma_input=1.0)["value"] == pytest.approx(1.0, abs=1e-9)
+
+
+def test_numbers_in_the_errata_of_the_ticket_paper() -> None:
+    failures = [
+        claims["I-9d"].printed(error=error, delta=delta)["failure"]
+        for error in (0.05, 0.1, 0.5, 0.9)
+        for delta in (1e-4, 1e-2, 0.1)
+    ]
+    assert (min(failures), max(failures)) == (pytest.approx(0.11, abs=5e-3), pytest.approx(0.53, abs=5e-3))
+    given = {"layers": 2, "inputs": 4, "outputs": 3, "error": 0.5}
+    printed = claims["I-12b"].printed(delta=0.1, **given)["resamples"]
+    assert claims["I-12c"](resamples=printed, width=8, **given)["success"] == pytest.approx(0.063, abs=5e-4)
+
+
+def test_numbers_of_the_worst_case_calibration() -> None:
+    """N-14: 256 coordinates, 26 kept, local epsilon 8."""
+    law = noisy_topk.SwapLaw(26, 230, 8.0 / 52)
+    assert (26 - law.mean) / 26 == pytest.approx(0.129, abs=5e-4)
+    million = noisy_topk.gain_over_random(10**6, 10**5, 1.0 / (2 * 10**5))
+    assert million["gain"] < 1e-6
+
+
+def test_the_low_quantile_of_a_kernels_norm_that_the_erratum_names() -> None:
+    """P-23b: nine magnitudes of standard normals, their law convolved on a grid of 1/1024."""
+    step, count = 1.0 / 1024, 2**15
+    single = np.diff(2.0 * stats.norm.cdf(step * np.arange(count + 1)) - 1.0)
+    law = np.cumsum(np.fft.irfft(np.fft.rfft(single, 2 * count) ** 9, 2 * count))
+    true = step * (np.searchsorted(law, 0.01) + 4.5)
+    assert true == pytest.approx(3.457, abs=2e-3)
+    assert claims["P-23b"](kernel=3, level=0.01, sigma=1.0)["quantile"] == pytest.approx(2.974, abs=1e-3)

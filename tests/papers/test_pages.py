@@ -30,7 +30,9 @@ def test_an_errata_sheet_says_published_right_why_and_how():
             listed = f"## {claim.id}:" in text
             assert listed == (claim.paper == paper and claim.status in ("misprint", "wrong", "sloppy")), claim.id
             assert not listed or claim.erratum, f"{claim.id} does not say why"
-        assert text.count("**Checked by**") == text.count("\n## ")
+        for entry in text.split("\n## ")[1:]:
+            for part in ("Published", "Right", "Why", "Checked by"):
+                assert re.search(rf"- \*\*{part}\*\*: \S", entry), f"{entry.partition(':')[0]} has no {part!r}"
 
 
 def test_index_page_names_every_claim_and_subject():

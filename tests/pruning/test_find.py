@@ -13,6 +13,7 @@ from torch import nn
 
 import prunus
 from prunus.errors import BadInput, UnknownName
+from prunus.formulas.banks import van_der_corput
 from prunus.layers import prunable_weights
 from support import scale
 from support.networks import MAKERS, network
@@ -157,7 +158,7 @@ def test_balanced_rows_are_equal_in_every_bank() -> None:
         rows = mask.permute(0, 2, 3, 1).reshape(12, -1, 16).sum(2)
         assert (rows == rows[0]).all()
         drops = [16 - int(count) for count in rows[0]]
-        u = prunus.patterns.van_der_corput(len(drops))
+        u = van_der_corput(len(drops))
         floor, part = int(sparsity * 16), sparsity * 16 - int(sparsity * 16)
         assert drops == [floor + (x < part) for x in u]
 

@@ -386,6 +386,7 @@ def refusals() -> dict[str, tuple[nn.Module, dict[str, Any], str]]:
         "empty data": (model, {"data": []}, "empty"),
         "NaN": (model, {"data": broken}, "NaN"),
         "other masks": (model, {"data": x, "masks": other}, "does not have as a parameter"),
+        "plain dictionary": (model, {"data": x, "masks": {"0.weight": 1}}, "masks must be prunus.Masks"),
         "samples": (model, {"data": x, "samples": 0}, "samples is 0"),
         "wrong shape": (model, {"data": torch.randn(32, 8)}, "16"),
         "unreached": (Lazy(), {"data": x}, "never reach 'unused.weight'"),

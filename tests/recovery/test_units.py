@@ -64,15 +64,17 @@ def test_settled_parts_run_once_and_the_output_stays() -> None:
     assert [part.runs - was for part, was in zip(parts, before)] == [2, 6, 12, 2, 6]
 
 
-def test_a_part_with_a_batch_norm_inside_and_one_without_room_are_not_kept() -> None:
+def test_a_part_with_a_batch_norm_inside_is_not_kept_and_others_take_no_memory_beyond_what_there_is() -> None:
     model = nn.Sequential(_Block()).eval()
     batches = [as_batch(torch.randn(3, 4))]
     walk = UnitWalk(model, ["0"], batches, memory=0.0)
     with torch.no_grad():
         walk.settle(list(model.parameters()), [])
         assert model[0].normed not in walk.parts.known
-        walk.run(0)
-    assert not any(walk.parts.known.values())
+        wanted, runs = walk.run(0), model[0].once.runs
+        assert torch.equal(walk.run(0), wanted)
+    assert model[0].once.runs == runs
+    assert walk.room.taken == 0
 
 
 def test_squares_of_lines_are_added_block_by_block() -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -17,6 +15,7 @@ from prunus import storage
 from prunus.errors import BadFile, BadInput
 from prunus.sparse import compress, explain, load, save
 from support import scale
+from support.fresh import run_fresh
 
 
 def small_net() -> nn.Module:
@@ -202,5 +201,5 @@ with torch.no_grad():
 print("well")
 """
     path = save(compress(small_net(), select="always"), tmp_path / "net.safetensors")
-    done = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True)
+    done = run_fresh(code, str(path))
     assert (done.stdout, done.returncode) == ("well\n", 0), done.stderr

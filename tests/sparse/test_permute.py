@@ -68,3 +68,16 @@ def test_undone_at_the_inputs(tmp_path: Path) -> None:
 def test_refuses_what_is_not_a_matrix() -> None:
     with pytest.raises(BadInput):
         find_permutation(nn.Conv2d(4, 4, 3).weight, 0.5)
+
+
+@pytest.mark.parametrize("cols", [64, 100])
+@pytest.mark.parametrize("sparsity", [0.55, 0.9])
+def test_permuted_masks_have_the_zeros_of_balanced_ones(cols: int, sparsity: float) -> None:
+    """In every bank of every row, the short last one too."""
+    layer = nn.Linear(cols, 8)
+    masks, orders = find_permuted_masks(layer, sparsity)
+    plain = prunus.find_masks(layer, sparsity, pattern="balanced:16")["weight"]
+    found = masks["weight"][:, orders[""]]
+    for start in range(0, cols, 16):
+        bank = slice(start, start + 16)
+        assert torch.equal(found[:, bank].sum(1), plain[:, bank].sum(1))

@@ -37,6 +37,28 @@ class Multiplied(nn.Module):
         return torch.einsum("bi,ij->bj", F.relu(self.a(x)), self.matrix)
 
 
+class ReadTurned(Multiplied):
+    """The same matrix, kept and read the other way round."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.matrix = nn.Parameter(torch.randn(4, 32))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(self.a(x)) @ self.matrix.T
+
+
+class OwnLinear(nn.Module):
+    """A layer that multiplies with its weight transposed, as some language models do."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(outputs, inputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.weight.T
+
+
 class GroupedQueries(nn.Module):
     """Attention with two key heads for eight query heads, the sizes open (-1) or written in the code."""
 
@@ -62,6 +84,8 @@ RIGHT: dict[str, Callable[[], nn.Module]] = {
     "slopes by channel": lambda: _plain(nn.PReLU(32)),
     "one slope": lambda: _plain(nn.PReLU()),
     "a matrix of its own": Multiplied,
+    "a matrix of its own, transposed": ReadTurned,
+    "linear layers of its own": lambda: nn.Sequential(OwnLinear(16, 32), nn.ReLU(), OwnLinear(32, 4)),
     "reversed": lambda: Own(lambda x: x.flip(1)),
     "neighbours joined": lambda: Own(lambda x: x.view(len(x), -1, 2).amax(2), read=16),
     "grouped queries": lambda: GroupedQueries(-1, -1),

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import copy
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +12,7 @@ from torch import Tensor, nn
 
 import prunus
 from prunus.structure import find_removal, load, save
+from support.fresh import run_fresh
 
 
 def count(model: nn.Module) -> int:
@@ -194,9 +192,7 @@ def test_saved_models_load_in_a_fresh_process(tmp_path: Path) -> None:
         "model = prunus.structure.load('small.safetensors', model).eval()\n"
         "torch.manual_seed(1); print(model(torch.randn(1, 3, 32, 32)).double().sum().item())"
     )
-    result = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, env={**os.environ}, timeout=120
-    )
+    result = run_fresh(code, cwd=tmp_path, seconds=120)
     assert result.returncode == 0, result.stderr[-1500:]
     torch.manual_seed(1)
     with torch.no_grad():
@@ -343,3 +339,37 @@ def test_a_layer_that_runs_twice_on_different_inputs_keeps_its_equal() -> None:
     assert small.left.out_features == small.right.out_features == small.shared.in_features < 20
     with torch.no_grad():
         assert gap(small(x), removal.masks.apply_(copy.deepcopy(model))(x)) < 1e-4
+
+
+def test_columns_of_an_embedding_leave_only_when_it_is_named() -> None:
+    class Words(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table, self.cells, self.head = nn.Embedding(30, 24), nn.GRU(24, 20, batch_first=True), nn.Linear(20, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.cells(x)[0][:, -1]) if x.is_floating_point() else self.forward(self.table(x))
+
+    torch.manual_seed(0)
+    model, words = Words().eval(), torch.randint(30, (2, 7))
+    assert prunus.shrink(model, 0.6, example=words).table.embedding_dim == 24
+    removal = find_removal(model, 0.6, example=words, embeddings=("table",))
+    small = removal.apply()
+    assert small.table.embedding_dim == small.table.weight.shape[1] == small.cells.input_size < 24
+    other = torch.randint(30, (3, 5))
+    with torch.no_grad():
+        assert gap(small(other), removal.masks.apply_(copy.deepcopy(model))(other)) < 1e-4
+
+
+def test_few_samples_do_not_make_a_wide_layer_look_empty() -> None:
+    """Sixteen rows can be answered with sixteen of two hundred columns; that says nothing about other rows."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 200), nn.ReLU(), nn.Linear(200, 200), nn.ReLU(), nn.Linear(200, 40)).eval()
+    data = torch.randn(16, 64)
+    removal = find_removal(model, 0.7, example=data[:1], data=data, samples=16)
+    assert min(row.after for row in removal.rows) > 50
+    test = torch.randn(500, 64)
+    with torch.no_grad():
+        wanted = model(test)
+        lost = (removal.apply()(test) - wanted).square().sum() / (wanted - wanted.mean(0)).square().sum()
+    assert float(lost) < 0.5

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import subprocess
-import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -18,6 +16,7 @@ from torch import nn
 import prunus
 from prunus.structure import find_removal, load, run_once, save
 from support import only_when_proving
+from support.fresh import run_fresh
 from support.hugging_face import MODELS, build
 
 transformers = pytest.importorskip("transformers")
@@ -81,12 +80,49 @@ def compare(name: str, model: nn.Module, removal: Any, example: Any, folder: Pat
     return {"model": name, "multiply-adds left": removal.share, "gap": gap}
 
 
+def elsewhere(model: nn.Module, example: Any, folder: Path) -> dict[str, bool]:
+    """Whether a model gives the same when it is compiled, exported, and run by ONNX Runtime."""
+    import inspect
+
+    import onnxruntime
+
+    kwargs = dict(example) if isinstance(example, dict) else {}
+    args = () if kwargs else (example,)
+    if "use_cache" in inspect.signature(model.forward).parameters:
+        kwargs["use_cache"] = False
+    expected = [each for each in run_once(model, example) if each.is_floating_point()]
+    model = copy.deepcopy(model).eval().requires_grad_(False)
+    exported = torch.export.export(model, args, kwargs)
+
+    def compiled() -> Any:
+        return torch.compile(model, backend="aot_eager")(*args, **kwargs)
+
+    def runtime() -> Any:
+        torch.onnx.export(exported, (), folder / "small.onnx", dynamo=True, verbose=False)
+        session = onnxruntime.InferenceSession(folder / "small.onnx", providers=["CPUExecutionProvider"])
+        given = [value.numpy() for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)]
+        return [torch.from_numpy(each) for each in session.run(None, dict(zip(_names(session), given)))]
+
+    ways = {"compiled": compiled, "exported": lambda: exported.module()(*args, **kwargs), "in ONNX Runtime": runtime}
+    return {name: _alike(way(), expected) for name, way in ways.items()}
+
+
+def _names(session: Any) -> list[str]:
+    return [each.name for each in session.get_inputs()]
+
+
+def _alike(found: Any, expected: list[torch.Tensor]) -> bool:
+    leaves = torch.utils._pytree.tree_leaves(dict(found) if hasattr(found, "keys") else found)
+    values = [each for each in leaves if isinstance(each, torch.Tensor) and each.is_floating_point()]
+    return len(values) == len(expected) and all(
+        float((a - b).abs().max() / b.abs().max()) < 1e-4 for a, b in zip(values, expected)
+    )
+
+
 def in_a_fresh_process(names: list[str], folder: Path) -> None:
     tests = Path(__file__).resolve().parents[1]
     code = f"import sys; sys.path.insert(0, {str(tests)!r})\n" + FRESH
-    result = subprocess.run(
-        [sys.executable, "-c", code, *names], cwd=folder, capture_output=True, text=True, timeout=500
-    )
+    result = run_fresh(code, *names, cwd=folder, packages=("torch", "transformers"))
     assert result.returncode == 0, result.stderr[-1500:]
 
 
@@ -95,6 +131,16 @@ def test_half_of_a_transformer(name: str, tmp_path: Path) -> None:
     row = check(name, tmp_path)
     assert 0.4 < row["multiply-adds left"] <= 0.5
     assert row["from_pretrained"] == (name in ("bert", "mistral"))
+
+
+@pytest.mark.parametrize("name", ["bert", "mistral"])
+def test_a_smaller_transformer_compiles_exports_and_goes_to_onnx(name: str, tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    model, example = build(name)
+    assert elsewhere(prunus.shrink(model, 0.5, example=example), example, tmp_path) == {
+        "compiled": True, "exported": True, "in ONNX Runtime": True,
+    }  # fmt: skip
 
 
 def test_the_configuration_follows() -> None:
@@ -138,17 +184,21 @@ def test_all_transformers(tmp_path: Path) -> None:
             asked = find_removal(model, 0.5, example=example, configured=True).configured
         except prunus.BadInput:
             asked = False
-        rows.append({**row, "with configured=True": asked})
+        small = load(folder / "small.safetensors", copy.deepcopy(model)).eval()
+        rows.append({**row, "with configured=True": asked, **elsewhere(small, example, folder)})
     for name in ZOO:
         folder = tmp_path / name.replace(":", "-")
         folder.mkdir()
         model = prunus.models.make(name, seed=0).eval()
         example = torch.randint(1, 50, (2, 9)) if "lstm" in name else prunus.adapters.example_input(model)
-        rows.append(compare(name, model, find_removal(model, 0.5, example=example), example, folder))
+        removal = find_removal(model, 0.5, example=example)
+        row = compare(name, model, removal, example, folder)
+        rows.append({**row, **elsewhere(removal.apply(), example, folder)})
     in_a_fresh_process([*MODELS, *ZOO], tmp_path)
     record(
         "shrink-transformers",
         [{**row, "loaded in a fresh process": True} for row in rows],
         "Random small configurations, half of the multiply-adds, shrunk against masked; from_pretrained reads what the "
-        "configuration can say, prunus.structure.load reads all.",
+        "configuration can say, prunus.structure.load reads all. Compiled is torch.compile (aot_eager); all within "
+        "1e-4 of the smaller model itself.",
     )

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from prunus.study import Cell, Settings
 from prunus.study.answers import nearest, same_answers
+from prunus.study.measure import steps_in
 
 CELL = Cell("hf:none", 1.0, "none", "magnitude", "unstructured", 0.5, seed=0)
 
@@ -57,3 +58,13 @@ def test_nearest_texts_agree_with_a_search_one_by_one() -> None:
 def test_other_metrics_have_no_such_answers() -> None:
     cell = dataclasses.replace(CELL, settings=Settings(metric="support.studies:error_rate", held_out=4))
     assert same_answers(cell, Next(1, 1), Next(1, 1), []) == {}
+
+
+def test_a_radius_in_steps_of_a_pixel() -> None:
+    """A pixel of 255 steps; all colours of it together, the one with the widest range in each."""
+    grey, colour = torch.zeros(2, 1, 4, 4), torch.zeros(2, 3, 4, 4)
+    grey[0, 0, 0, 0], colour[0, :, 0, 0] = 2.0, torch.tensor([1.0, 2.0, 0.5])
+    for images, steps in ((grey, 12.75), (colour, 12.75 / 3**0.5)):
+        found = steps_in(torch.utils.data.TensorDataset(images, torch.zeros(2)), 0.1)
+        assert found == {"labels_steps": pytest.approx(steps), "labels_step_of": "pixel"}
+    assert steps_in(torch.utils.data.TensorDataset(torch.ones(2, 4), torch.zeros(2)), 0.1) == {}

@@ -10,10 +10,10 @@ import pytest
 from tools.evidence import record
 
 from prunus.errors import BadInput, MissingExtra
-from prunus.study import LocalEngine, Progress, run_study
+from prunus.study import Progress, run_study
 from prunus.study.cluster import RayEngine
 from support import PROVING, scale
-from support.studies import contents, tiny
+from support.studies import Here, contents, tiny
 
 HERE = importlib.util.find_spec("ray") is not None
 
@@ -37,7 +37,7 @@ def test_a_cluster_gives_the_same_and_survives_a_death(tmp_path: Path, monkeypat
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     cells = tiny(sparsity=tuple((place + 30) / 100 for place in range(scale(3, full=60))))
-    run_study(cells, tmp_path / "local", engine=LocalEngine(2))
+    run_study(cells, tmp_path / "local", engine=Here())
     killed: list[int] = []
 
     def kill_one(progress: Progress) -> None:

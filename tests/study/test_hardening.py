@@ -19,7 +19,7 @@ from prunus.storage import locked
 from prunus.study import Grid, LocalEngine, Settings, Store, check_size, run_study
 from prunus.study import runner as running
 from prunus.study.store import NAME
-from support.studies import tiny
+from support.studies import Here, tiny
 
 HANG = "import time\ndef model():\n    time.sleep(600)\n"
 SPY = "raise SystemExit('the working folder came first')\n"
@@ -119,7 +119,7 @@ def test_the_estimate_of_a_large_grid_is_quick() -> None:
 
 
 def finished(folder: Path) -> Path:
-    run_study(tiny(), folder, engine=LocalEngine(1))
+    run_study(tiny(), folder, engine=Here())
     return folder
 
 

@@ -8,8 +8,8 @@ import pytest
 
 from prunus.errors import BadInput, UnknownName
 from prunus.report.facts import panels, payload
-from prunus.study import Grid, LocalEngine, Store, methods, run_study
-from support.studies import tiny
+from prunus.study import Grid, Store, methods, run_study
+from support.studies import Here, tiny
 
 
 def test_a_method_adds_one_cell_for_each_choice_it_leaves_open() -> None:
@@ -55,7 +55,7 @@ def test_rounds_of_iterative_pruning_reach_the_sparsity(sparsity: float) -> None
 )
 def test_every_method_gives_a_network_with_the_zeros_asked_for(method: str, tmp_path: Path) -> None:
     (cell,) = tiny(method=(method,), settings={"gradual": "1ep", "held_out": 0, "sensitivity": 0, "compress": False})
-    done = run_study([cell], tmp_path, engine=LocalEngine(1))
+    done = run_study([cell], tmp_path, engine=Here())
     assert "\n" not in str(done)
     assert str(done).startswith("1 of 1 cells done")
     with Store(tmp_path) as store:
@@ -75,7 +75,7 @@ def test_every_method_gives_a_network_with_the_zeros_asked_for(method: str, tmp_
 @pytest.mark.parametrize("method", ["shrink", "shrink+distil"])
 def test_a_shrunk_network_is_timed_as_it_is(method: str, tmp_path: Path) -> None:
     (cell,) = tiny(method=(method,), pattern=("channels",), settings={"held_out": 50, "sensitivity": 0})
-    run_study([cell], tmp_path, engine=LocalEngine(1))
+    run_study([cell], tmp_path, engine=Here())
     with Store(tmp_path) as store:
         (result,) = store.results()
     assert result.error is None

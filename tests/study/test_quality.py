@@ -10,15 +10,15 @@ from prunus.errors import UnknownName
 from prunus.report import render
 from prunus.report.facts import panels
 from prunus.report.words import best, headline
-from prunus.study import LocalEngine, Settings, Store, run_study
+from prunus.study import Settings, Store, run_study
 from prunus.study.examples import png
 from prunus.study.retiming import retime
-from support.studies import tiny
+from support.studies import Here, tiny
 
 
 def test_a_metric_of_ones_own_of_which_less_is_better(tmp_path: Path) -> None:
     settings = {"metric": "support.studies:error_rate"}
-    run_study(tiny(sparsity=(0.5, 0.95), settings=settings), tmp_path, engine=LocalEngine(1))
+    run_study(tiny(sparsity=(0.5, 0.95), settings=settings), tmp_path, engine=Here())
     with Store(tmp_path) as store:
         (panel,) = panels(store.results(), store.bases())
         page = render(store)
@@ -41,7 +41,7 @@ def test_dense_engines_stand_beside_and_are_judged(tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime", reason="the int8 engine is ONNX Runtime")
     settings = {"peers": True, "integers": True, "second_batch": 4}
     cells = tiny(pattern=("balanced:16",), settings=settings)
-    run_study(cells, tmp_path, engine=LocalEngine(1))
+    run_study(cells, tmp_path, engine=Here())
     with Store(tmp_path) as store:
         (result,) = store.results()
         (base,) = store.bases().values()
@@ -67,13 +67,14 @@ def test_images_whose_label_changed_are_kept(tmp_path: Path) -> None:
     settings = {"examples": 3, "exclude": ("linear", "conv1"), "compress": False}
     model = ("resnet20:width=0.25,channels=1",)
     cells = tiny(model=model, data=("digits-images",), sparsity=(0.9,), settings=settings)
-    run_study(cells, tmp_path, engine=LocalEngine(1))
+    run_study(cells, tmp_path, engine=Here())
     with Store(tmp_path) as store:
         (result,) = store.results()
         page = render(store)
     found = result.record["examples"]
     assert len(found) == 3
     assert result.record["labels_changed"] <= result.record["labels_seen"]
+    assert 0 < result.record["labels_broken"] + result.record["labels_mended"] <= result.record["labels_changed"]
     for example in found:
         assert example["before"] != example["after"]
         assert example["picture"].startswith("data:image/png;base64,")

@@ -17,7 +17,7 @@ from prunus.models import make, save_weights
 from prunus.study import Cell, Job, LocalEngine, Progress, Settings, Store, check_size, run_study
 from prunus.study.retiming import retime
 from support import PROVING, scale
-from support.studies import contents, tiny
+from support.studies import Here, contents, tiny
 
 
 def test_a_study_runs_measures_and_is_not_run_twice(tmp_path: Path) -> None:
@@ -55,7 +55,7 @@ def test_a_study_runs_measures_and_is_not_run_twice(tmp_path: Path) -> None:
 
 def test_times_can_be_taken_again(tmp_path: Path) -> None:
     cells = tiny(pattern=("balanced:16", "2:4"))
-    run_study(cells[:1], tmp_path, engine=LocalEngine(1))
+    run_study(cells[:1], tmp_path, engine=Here())
     before = contents(tmp_path)
     with Store(tmp_path) as store:
         first = store.results()[0].record["time_us"]
@@ -70,7 +70,7 @@ def test_times_can_be_taken_again(tmp_path: Path) -> None:
 
 def test_held_out_points_speak_for_the_distribution(tmp_path: Path) -> None:
     (cell,) = tiny(settings={"held_out": 100, "sensitivity": 0})
-    run_study([cell], tmp_path, engine=LocalEngine(1))
+    run_study([cell], tmp_path, engine=Here())
     with Store(tmp_path) as store:
         (result,) = store.results()
     assert result.row["held_out_bound"] > 0
@@ -156,7 +156,7 @@ def count(folder: Path) -> int:
 @pytest.mark.prove
 def test_killed_and_resumed_gives_the_same_values(tmp_path: Path) -> None:
     cells, kills = scale(4, full=60), scale(1, full=5)
-    assert start(tmp_path / "whole", cells).wait() == 0
+    run_study(tiny(sparsity=tuple((i + 30) / 100 for i in range(cells))), tmp_path / "whole", engine=Here())
     chance = random.Random(0)
     survived = [0]
     for _ in range(kills):
@@ -181,8 +181,8 @@ def test_killed_and_resumed_gives_the_same_values(tmp_path: Path) -> None:
 def test_a_damaged_dense_network_is_made_again(tmp_path: Path) -> None:
     """A flipped bit in a dense network must not give other cells beside the right dense accuracy."""
     first, second = tiny(sparsity=(0.5, 0.9))
-    run_study([first, second], tmp_path / "good", engine=LocalEngine(1))
-    run_study([first], tmp_path / "bad", engine=LocalEngine(1))
+    run_study([first, second], tmp_path / "good", engine=Here())
+    run_study([first], tmp_path / "bad", engine=Here())
     (file,) = (tmp_path / "bad" / "bases").glob("*.safetensors")
     good = file.read_bytes()
     body = bytearray(good)

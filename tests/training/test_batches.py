@@ -81,6 +81,10 @@ def test_fingerprints_tell_data_apart() -> None:
     torch.rand(3)
     assert fingerprint(noisy) == fingerprint(Noisy(30))  # its noise is seeded while it is looked at
     assert fingerprint(noisy) != fingerprint(Noisy(29))
+    still = TensorDataset(torch.zeros(3, 2), torch.arange(3))
+    assert (
+        fingerprint(still, earlier=True) == "3 samples, c76635a5da705752"
+    )  # stands in checkpoints of the first versions
 
 
 def test_the_resized_crop_keeps_shape_and_constant_images() -> None:

@@ -14,6 +14,7 @@ from tools.evidence import record
 from prunus.contract import Masks
 from prunus.errors import BadFile, BadInput
 from prunus.training import Callback, FitConfig, Schedule, fit
+from prunus.training.batches import fingerprint
 from prunus.training.checkpoints import Checkpoints, read, write
 from support import PROVING, scale
 from support.training import Noisy, Stop, StopAt, conv_net, digits, fc, same_bytes
@@ -58,6 +59,24 @@ def test_a_finished_run_resumes_to_itself(tmp_path: Path) -> None:
     second = fit(other, train, "2ep", config)
     assert same_bytes(model.state_dict(), other.state_dict())
     assert first == second
+
+
+def test_a_run_of_the_first_versions_goes_on(tmp_path: Path) -> None:
+    """They joined the digests of the data by another hash."""
+    train, other = digits(100)
+    config = FitConfig(folder=tmp_path, every="1it", resume=True)
+    with pytest.raises(Stop):
+        fit(fc(), train, "2ep", config.replace(callbacks=(StopAt(3),)))
+    for path in Checkpoints(tmp_path).paths():
+        tensors, record = read(path)
+        record["agreement"]["data"] = fingerprint(train, earlier=True)
+        write(path, tensors, record)
+    with pytest.raises(BadInput, match="data="):
+        fit(fc(), other, "2ep", config)
+    whole, again = fc(), fc(seed=9)
+    fit(whole, train, "2ep")
+    fit(again, train, "2ep", config)
+    assert same_bytes(whole.state_dict(), again.state_dict())
 
 
 def test_a_used_folder_is_not_overwritten(tmp_path: Path) -> None:

@@ -71,7 +71,11 @@ class CertifyOptions:
             raise BadInput(f"The time for the linear relaxation is {self.seconds} s: it must be 0 or more.")
 
     def say(self, sentence: str) -> None:
-        """Report a stage, where progress was asked for."""
+        """Report a stage, where progress was asked for.
+
+        Args:
+            sentence: what is being done.
+        """
         if self.progress is not None:
             self.progress(sentence)
 
@@ -271,7 +275,15 @@ class Bounds:
         self.norms = Norms(pair)
 
     def of(self, region: Region, norm: int | str = 2) -> Combined:
-        """The best bounds of all methods on one region, in the given norm."""
+        """The best bounds of all methods on one region, in the given norm.
+
+        Args:
+            region: the inputs, as `prunus.Ball(...).region(shape)` gives them.
+            norm: 2, or "max" for the largest entry.
+
+        Returns:
+            The bound of every method, the best one, and what they are made of.
+        """
         entries = math.prod(self.pair.input_shape) + sum(math.prod(step.shape) for step in self.pair.steps)
         chunk = max(1, _ENTRIES // entries)
         columns: dict[str, list[Tensor]] = {}
@@ -378,7 +390,14 @@ class Bounds:
         )
 
     def layers(self, shares: Tensor) -> tuple[CertifiedLayer, ...]:
-        """The linear layers, with the shares (steps,) of the error at one point."""
+        """The linear layers, with the shares (steps,) of the error at one point.
+
+        Args:
+            shares: the part of each step in the error, as the recursion gives it.
+
+        Returns:
+            A row for each layer with a weight.
+        """
         total = float(shares.sum())
         rows = []
         for number, step in enumerate(self.pair.steps):

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from prunus.certificates._watch import check_run
 from prunus.certificates.bounds.intervals import Ranges, propagate_ranges
 from prunus.certificates.bounds.recursion import Norms
 from prunus.certificates.bounds.relaxation import Relaxation
@@ -16,6 +17,7 @@ from prunus.certificates.bounds.rounding import drifts
 from prunus.certificates.domains import Region
 from prunus.certificates.reading.pair import Pair, dtype_of
 from prunus.errors import BadInput, RunFailed
+from prunus.graph import unwrapped
 
 _POINTS = 8
 _MOST_OUTPUTS = 100
@@ -23,11 +25,11 @@ _MOST_OUTPUTS = 100
 _MAIN = ("logits", "last_hidden_state")
 
 
-def run_module(model: nn.Module, inputs: Tensor) -> Tensor:
+def run_module(model: nn.Module, inputs: Tensor, gradients: bool = False) -> Tensor:
     """The main output of the module as it is, (n, outputs) in float64, for inputs (n, *shape)."""
-    with torch.no_grad():
+    with torch.set_grad_enabled(gradients):
         result = model(inputs.to(dtype_of(model)))
-    found = main_tensor(result).double()
+    found = main_tensor(result).detach().double()
     return found.reshape(found.shape[0], -1)
 
 
@@ -61,7 +63,10 @@ def some_points(region: Region, seed: int) -> Tensor:
 def check_reading(pair: Pair, models: tuple[nn.Module, nn.Module], region: Region, seed: int) -> None:
     """Both modules, run on points of the region in one batch and one by one, agree with what was read.
 
+    One of the points is run with gradients on, as in training. Nothing may run that the graph cannot show.
+
     Raises:
+        BadInput: they take values out of tensors, draw random numbers, or treat a single example differently.
         RunFailed: they differ by more than rounding explains at these points.
     """
     points = some_points(region, seed)
@@ -73,17 +78,23 @@ def check_reading(pair: Pair, models: tuple[nn.Module, nn.Module], region: Regio
     for pruned, (model, exact, rounding) in enumerate(zip(models, inputs, roundings)):
         read = pair.run(exact, bool(pruned))[-1].flatten(1)
         allowed = rounding * 1.01 + 1e-11 * (1 + read.abs().amax(1))
-        single = torch.cat([run_module(model, exact[:1]), run_module(model, exact[-1:])])
+        which = "pruned" if pruned else "original"
+        check_run(unwrapped(model), exact.to(dtype_of(model)), which)
+        ends = [run_module(model, exact[:1]), run_module(model, exact[-1:], gradients=True)]
         found = run_module(model, exact)
-        if found.shape != read.shape:
-            raise RunFailed(f"The network returns outputs of shape {tuple(found.shape)}, not {tuple(read.shape)}.")
+        for result, rows in ((found, len(read)), (ends[0], 1), (ends[1], 1)):
+            if result.shape != (rows, read.shape[1]):
+                raise RunFailed(
+                    f"The {which} network gives {tuple(result.shape)} outputs for {rows} inputs, not "
+                    f"{(rows, read.shape[1])}: no certificate is given."
+                )
+        single = torch.cat(ends)
         off = (found - read).norm(dim=1)
         off[[0, -1]] = torch.maximum(off[[0, -1]], (single - read[[0, -1]]).norm(dim=1))
         # Where the networks may overflow the bound is infinite too.
         wrong = ~(off <= allowed) & torch.isfinite(allowed)
         if bool(wrong.any()):
             row = int(torch.nonzero(wrong)[0])
-            which = "pruned" if pruned else "original"
             raise RunFailed(
                 f"The {which} network as it runs differs by {float(off[row]):.3g} from what was read of it, and "
                 f"rounding explains only {float(rounding[row]):.3g}: no certificate is given. Does it mix the examples "

@@ -157,13 +157,30 @@ class Certificate:
         }
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write the certificate as JSON, in one piece, with a digest."""
+        """Write the certificate as JSON, in one piece, with a digest.
+
+        Args:
+            path: where it goes.
+
+        Returns:
+            The path.
+        """
         record = self.to_dict() | {"witness": None if self.witness is None else self.witness.tolist()}
         return write_record(path, _FORMAT, _without_infinity(record))
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> Certificate:
-        """Read what `save` wrote. This does not check it against models: see `prunus.certificates.verify`."""
+        """Read what `save` wrote. This does not check it against models: see `prunus.certificates.verify`.
+
+        Args:
+            path: a file that `save` wrote.
+
+        Returns:
+            The certificate.
+
+        Raises:
+            BadFile: if the file is missing, damaged or something else.
+        """
         try:
             return _restored(read_record(path, _FORMAT))
         except BadFile as error:

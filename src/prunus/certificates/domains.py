@@ -84,7 +84,14 @@ class Ball:
         return None if self.center is None else tuple(_tensor(self.center).shape)
 
     def region(self, shape: tuple[int, ...]) -> Region:
-        """The domain for inputs of this shape, as centres with a radius or half-widths."""
+        """The domain for inputs of this shape, as centres with a radius or half-widths.
+
+        Args:
+            shape: the shape of one input.
+
+        Returns:
+            The region, in float64.
+        """
         centre = torch.zeros(shape, dtype=torch.float64) if self.center is None else _tensor(self.center)
         return Region(_shaped(centre, shape, "Ball's center")[None], float(self.radius))
 
@@ -130,7 +137,14 @@ class Box:
         return tuple(low.shape) or tuple(high.shape) or None
 
     def region(self, shape: tuple[int, ...]) -> Region:
-        """The domain for inputs of this shape, as centres with a radius or half-widths."""
+        """The domain for inputs of this shape, as centres with a radius or half-widths.
+
+        Args:
+            shape: the shape of one input.
+
+        Returns:
+            The region, in float64.
+        """
         low, high = (_shaped(_tensor(side), shape, "Box") for side in (self.low, self.high))
         centre = (low + high) / 2
         # Widened by the rounding of the midpoint, so that the box around it holds the whole box.
@@ -175,7 +189,17 @@ class Samples:
         return tuple(_tensor(self.points).shape[1:])
 
     def region(self, shape: tuple[int, ...]) -> Region:
-        """The domain for inputs of this shape, as centres with a radius or half-widths."""
+        """The domain for inputs of this shape, as centres with a radius or half-widths.
+
+        Args:
+            shape: the shape of one input.
+
+        Returns:
+            The region, in float64.
+
+        Raises:
+            BadInput: if the samples have another shape.
+        """
         points = _tensor(self.points)
         if tuple(points.shape[1:]) != shape:
             raise BadInput(f"The samples have shape {tuple(points.shape[1:])}, but the network takes {shape}.")

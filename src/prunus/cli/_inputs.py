@@ -73,8 +73,8 @@ def data_for(name: str, split: str, folder: Path | None, model: str) -> Any:
 def own_pair(name: str, model: str) -> tuple[Any, Any] | None:
     """(samples to look at, samples to measure on) of the user's own file or folder; None for other names.
 
-    Files have no split: the last fifth is measured on, if there are ten samples or more. Of pairs of texts each text is
-    a sample to look at.
+    Files have no split: the last fifth is kept for measuring, if there are ten samples or more. Of pairs of texts each
+    text is a sample to look at.
     """
     from prunus.data import names
     from prunus.data.own import is_own

@@ -82,7 +82,7 @@ def simulate(
 ) -> None:
     """Train with n clients: accuracy, bytes and privacy of noisy top-k against dense and plain top-k.
 
-    Example: `prunus private simulate digits --clients 10 --rounds 20 --k 0.05`
+    Example: `prunus private simulate digits --clients 3 --rounds 2 --k 0.05`
     """
     from prunus.cli.output import progress
     from prunus.papers.noisy_topk.simulation import methods
@@ -116,7 +116,8 @@ def audit(
 ) -> int:
     """Bound epsilon from below by running the mechanism on worst-case neighbours; status 1 where it exceeds the claim.
 
-    Example: `prunus private audit`, then `prunus private audit --fault half-noise`
+    Example: `prunus private audit --draws 5000`. A planted fault is found, with status 1:
+    `prunus private audit --fault half-noise`
     """
     from prunus.errors import UnknownName
     from prunus.private import NoisyTopK
@@ -144,7 +145,7 @@ def train(
 ) -> None:
     """DP-SGD with dense gradients, random masks, noisy top-k and the two-level rule, at equal total privacy.
 
-    Example: `prunus private train digits --epsilon 3 --seeds 3`
+    Example: `prunus private train digits --epsilon 3 --epochs 1 --seeds 1`
     """
     from prunus.cli.output import progress
     from prunus.papers.noisy_topk.comparison import compare, predictions

@@ -117,7 +117,7 @@ def study(
         failed = 0
     else:
         try:
-            with _display(quiet=json) as show:
+            with _display(_names(cells), quiet=json) as show:
                 failed = run_study(cells, running.output, engine=engine, show=show).failed if missing else 0
         except KeyboardInterrupt:
             print("prunus: stopped. What has ended is kept: the same command goes on from there.", file=sys.stderr)
@@ -224,8 +224,20 @@ def _plan(cells: int, missing: int, seconds: float, json: bool) -> None:
         console().print(f"{cells} cells, {missing} not run yet: about {words(seconds)}.")
 
 
+def _names(cells: list[Any]) -> dict[Any, str]:
+    """Each cell by what differs between them: "reconstruct balanced:16 0.5"; a line has 80 columns."""
+    parts = {c: (c.network, c.data, c.score if c.method == "prune" else c.method, f"seed {c.seed}") for c in cells}
+    varied = [len({row[place] for row in parts.values()}) > 1 for place in range(4)]
+    found = {}
+    for cell, row in parts.items():
+        network, data, way, seed = (part if differs else "" for part, differs in zip(row, varied))
+        words = (network, data, way, cell.pattern, f"{cell.sparsity:g}", seed)
+        found[cell] = " ".join(word for word in words if word)
+    return found
+
+
 @contextlib.contextmanager
-def _display(quiet: bool) -> Iterator[Callable[[Any], None] | None]:
+def _display(names: dict[Any, str], quiet: bool) -> Iterator[Callable[[Any], None] | None]:
     """A live table on a terminal, a line for each cell elsewhere."""
     if quiet or cli.QUIET:
         yield None
@@ -237,7 +249,7 @@ def _display(quiet: bool) -> Iterator[Callable[[Any], None] | None]:
     err = console(sys.stderr)
     if err.is_terminal:
         with Live(console=err, refresh_per_second=4, transient=True) as live:
-            yield lambda progress: live.update(_live(progress))
+            yield lambda progress: live.update(_live(progress, names))
         return
     shown = 0
 
@@ -247,7 +259,7 @@ def _display(quiet: bool) -> Iterator[Callable[[Any], None] | None]:
         for outcome in progress.latest[len(progress.latest) - min(ended - shown, len(progress.latest)) :]:
             shown += 1
             place = f"[{progress.cached + shown}/{progress.total}]"
-            err.print(f"{place} {outcome.job.cell.title}: {_said(outcome)}", soft_wrap=True)
+            err.print(f"{place} {names[outcome.job.cell]}: {_said(outcome)}", soft_wrap=True)
         shown = ended
 
     yield lines
@@ -265,7 +277,7 @@ def _said(outcome: Any) -> str:
     return ", ".join([*words, f"{outcome.seconds:.1f} s"])
 
 
-def _live(progress: Any) -> Any:
+def _live(progress: Any, names: dict[Any, str]) -> Any:
     """The latest cells, those under way, and a bar with the time left."""
     from rich.console import Group
     from rich.progress_bar import ProgressBar
@@ -279,10 +291,10 @@ def _live(progress: Any) -> Any:
         table.add_column(column, no_wrap=True)
     for outcome in progress.latest:
         said = visible(_said(outcome))
-        table.add_row(Text(visible(outcome.job.cell.title)), Text(said, style="red" if outcome.error else ""))
+        table.add_row(Text(visible(names[outcome.job.cell])), Text(said, style="red" if outcome.error else ""))
     for job in progress.running:
         what = "training the dense network" if job.kind == "base" else "running"
-        table.add_row(Text(visible(job.cell.title), style="dim"), Text(what, style="dim italic"))
+        table.add_row(Text(visible(names[job.cell]), style="dim"), Text(what, style="dim italic"))
     ended = progress.cached + progress.done + progress.failed
     left = progress.time_left
     text = f"{ended} of {progress.total} cells"
@@ -305,9 +317,7 @@ def _summary(results: list[Any], folder: Path, columns: list[str], json: bool) -
         texts = [place for place in range(len(columns)) if any(isinstance(line[place], str) for line in lines)]
         print_table(columns, lines, left=texts)
     else:
-        metric = results[0].config["settings"].get("metric", "accuracy") if results else "accuracy"
-        names = ["network", "data", "method", "sparsity", metric, "dense", "faster", "smaller", "off by at most"]
-        print_table([*names, "seeds"], [_line(group) for group in grouped(results)], left=(0, 1, 2))
+        _print_groups([_line(group) for group in grouped(results)])
     out = console()
     for result in failed[:5]:
         out.print(f"failed: {result.config['pattern']} {result.config['sparsity']:g}: {result.error}")
@@ -318,13 +328,40 @@ def _summary(results: list[Any], folder: Path, columns: list[str], json: bool) -
     out.print(f"see them on one page: prunus report {folder}")
 
 
-def _line(group: Any) -> list[Any]:
+def _print_groups(rows: list[dict[str, Any]]) -> None:
+    """The table at the end; what all its lines share is said once, above it."""
+    from prunus.cli.output import console, print_table
+
+    alike = {name: rows[0][name] for name in _HEAD if rows and len({row[name] for row in rows}) == 1}
+    if len(alike) == len(_HEAD):
+        console().print(f"{alike['network']} on {alike['data']}, dense {alike['dense']}:")
+    else:
+        alike = {}
+    names = [name for name in (rows[0] if rows else ()) if any(row[name] is not None for row in rows)]
+    shown = [name for name in names if name not in alike]
+    texts = [place for place, name in enumerate(shown) if name in ("network", "data", "method")]
+    print_table(shown, [[row[name] for name in shown] for row in rows], left=texts)
+
+
+_HEAD = ("network", "data", "dense")
+
+
+def _line(group: Any) -> dict[str, Any]:
+    """One line of the table at the end, by its columns."""
     quality, spread, form = group.means.get("quality"), "", ".2%" if group.metric == "accuracy" else ".4g"
     if quality is not None and quality.deviation is not None:
         spread = f" ± {quality.deviation:{form}}"
-    cells = [group.network, group.data, group.label, f"{group.sparsity:g}"]
-    cells.append(None if quality is None else f"{quality.value:{form}}{spread}")
-    dense, faster, smaller = group.mean("quality_dense"), group.mean("speedup"), group.smaller
-    cells.append(None if dense is None else f"{dense:{form}}")
-    cells += [None if value is None else f"{value:.2f} x" for value in (faster, smaller)]
-    return [*cells, group.mean("bound"), len(group.results)]
+    dense, times = group.mean("quality_dense"), {"faster": group.mean("speedup"), "smaller": group.smaller}
+    shares = {"same answer": group.mean("agreement"), "proved": group.mean("labels_proved")}
+    return {
+        "network": group.network,
+        "data": group.data,
+        "method": group.title,
+        "zeros": f"{group.sparsity:.4g}",
+        group.metric: None if quality is None else f"{quality.value:{form}}{spread}",
+        "dense": None if dense is None else f"{dense:{form}}",
+        **{name: None if value is None else f"{value:.2f} x" for name, value in times.items()},
+        **{name: None if value is None else f"{value:.1%}" for name, value in shares.items()},
+        "off by at most": group.mean("bound"),
+        "seeds": len(group.results),
+    }

@@ -163,7 +163,10 @@ def _describe(claim: Any, json: bool) -> int:
     from prunus.cli.output import console, print_json, print_table
 
     record = {
-        **{name: getattr(claim, name) for name in ("id", "title", "status", "source", "erratum", "paper", "name")},
+        **{
+            name: getattr(claim, name)
+            for name in ("id", "title", "status", "source", "erratum", "published", "paper", "name")
+        },
         "arguments": dict(claim.arguments),
         "returns": dict(claim.returns),
         "printed": dict(claim.printed_returns),
@@ -240,8 +243,11 @@ def _print_origin(claim: Any) -> None:
     from prunus.papers import STATUS
 
     console().print(f"status: {claim.status}, {STATUS[claim.status]}", markup=False)
+    if claim.published:
+        console().print(f"published: {claim.published}", markup=False)
     if claim.erratum:
-        console().print(f"erratum: {claim.erratum}", markup=False)
+        label = "note" if claim.status in ("right", "added") else "erratum"
+        console().print(f"{label}: {claim.erratum}", markup=False)
     console().print(f"source: {claim.source}", markup=False)
 
 

@@ -57,7 +57,14 @@ class Labelled(Dataset[tuple[Tensor, int]]):
         return self._convert(self.raw[index]), int(self.labels[index])
 
     def batch(self, indices: Tensor | slice | Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Inputs and labels (int64) of these examples."""
+        """Inputs and labels (int64) of these examples.
+
+        Args:
+            indices: which examples.
+
+        Returns:
+            Inputs (n, *shape) and labels (n,).
+        """
         return self._convert(self.raw[indices]), self.labels[indices]
 
     @cached_property

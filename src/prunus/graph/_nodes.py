@@ -103,7 +103,16 @@ class Node:
         return list(nodes_in((self.args, self.kwargs)))
 
     def argument(self, position: int, name: str, default: Any = None) -> Any:
-        """An argument by position or keyword; `default` where it is left out (the schema's own default)."""
+        """An argument by position or keyword; `default` where it is left out (the schema's own default).
+
+        Args:
+            position: its place among the positional arguments.
+            name: its name among the others.
+            default: what it is where it was left out.
+
+        Returns:
+            The argument.
+        """
         if position < len(self.args):
             return self.args[position]
         return self.kwargs.get(name, default)
@@ -239,7 +248,18 @@ class Graph:
         return self.values(inputs, state)[0]
 
     def values(self, inputs: Any, state: Mapping[str, Tensor] | None = None) -> tuple[list[Any], dict[str, Any]]:
-        """Like `run`; also every node's value by name."""
+        """Like `run`; also every node's value by name.
+
+        Args:
+            inputs: what the model is called with.
+            state: tensors to use in the place of parameters or buffers of these names.
+
+        Returns:
+            The outputs, and the values by the names of the nodes.
+
+        Raises:
+            BadInput: if the number of tensors is not that of the inputs the graph was read with.
+        """
         given = self.flatten(inputs)
         if len(given) != len(self.inputs):
             raise BadInput(f"The graph was read with {len(self.inputs)} input tensors, not {len(given)}.")

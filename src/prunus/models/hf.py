@@ -99,6 +99,8 @@ def _filled(kind: Any, place: Path, options: dict[str, Any]) -> nn.Module:
 
 def _folder(folder: str | os.PathLike[str]) -> Path:
     place = Path(folder)
+    if place.is_file():
+        raise BadFile(f"{place} is a file: give the model's folder, and weights that you wrote as --weights {place}.")
     if not place.is_dir():
         raise BadFile(f"There is no folder {place}: give the folder of a model, with config.json or a GGUF file in it.")
     return place

@@ -58,7 +58,20 @@ class Geometry:
         groups: int = 1,
         circular: bool = False,
     ) -> Geometry:
-        """The usual way: a single number stands for all axes, and padding is the same on both sides."""
+        """The usual way: a single number stands for all axes, and padding is the same on both sides.
+
+        Args:
+            image: sides of the input image.
+            axes: number of sides.
+            stride: steps of the kernel.
+            padding: zeros (or, if circular, copies) around the image.
+            dilation: distance of the kernel's taps.
+            groups: groups of channels.
+            circular: the padding repeats the image from its other side.
+
+        Returns:
+            The geometry.
+        """
         left = _spread(padding, axes)
         sides = tuple((size, size) for size in left)
         return cls(

@@ -73,7 +73,14 @@ class SpectralPenalty:
         return {name: vector.clone() for name, vector in self._vectors.items()}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Take up the vectors of an earlier run of the same model."""
+        """Take up the vectors of an earlier run of the same model.
+
+        Args:
+            state: what `state_dict` gave.
+
+        Raises:
+            BadInput: if it belongs to a model with other layers.
+        """
         if set(state) != set(self._vectors):
             raise BadInput("The saved spectral penalty belongs to a model with other layers.")
         for name, vector in state.items():

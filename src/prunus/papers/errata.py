@@ -41,7 +41,8 @@ def sheet(paper: str) -> str:
 
 
 def _printed(claim: Claim) -> list[str]:
-    return [f"{name}: {meaning}" for name, meaning in claim.printed_returns.items()]
+    """What the paper has: the values of its formula, or a sentence where it has none that can be evaluated."""
+    return [f"{name}: {meaning}" for name, meaning in claim.printed_returns.items()] or [claim.published]
 
 
 def _example(claim: Claim) -> str:

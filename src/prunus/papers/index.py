@@ -1,9 +1,9 @@
-"""The index of claims: every computable result of the papers, by its ledger id.
+"""The index of claims: the computable results of the papers, by its ledger id.
 
 A claim's record (title, source, status, erratum, arguments, returns, reference cases) stands in `claims.toml` in the
 folder of its paper, its formula in LaTeX in `formulas.toml`; the function decorated with `@claim(id)` computes it.
 Where the published formula differs, the function decorated with `@printed(id)` computes what the paper says, so that
-both can be compared.
+both can be compared; where the paper has no formula for the same value, `published` says what it has.
 """
 
 from __future__ import annotations
@@ -68,6 +68,7 @@ class Claim:
     printed_returns: Mapping[str, str] = field(default_factory=dict)
     cases: tuple[Case, ...] = ()
     formula: str = ""
+    published: str = ""
 
     @cached_property
     def function(self) -> Callable[..., Any]:
@@ -90,7 +91,17 @@ class Claim:
         return self._evaluate(self.function, self.returns, arguments)
 
     def printed(self, **arguments: Any) -> dict[str, Any] | None:
-        """What the paper's formula gives for the same arguments; None where it does not differ."""
+        """What the paper's formula gives for the same arguments; None where it does not differ.
+
+        Args:
+            arguments: by name, as the claim takes them.
+
+        Returns:
+            The values by name, or None.
+
+        Raises:
+            BadInput: if the published formula does not take one of the arguments.
+        """
         if self.printed_function is None:
             return None
         unknown = [name for name in arguments if name not in inspect.signature(self.printed_function).parameters]
@@ -178,7 +189,7 @@ def _text(claim: Claim) -> str:
     """Everything a search looks at, in small letters."""
     meanings = (*claim.arguments, *claim.returns, *claim.returns.values())
     names = (claim.source, *_places().get(claim.id, ()), claim.paper.replace("_", " "))
-    parts = (claim.id, claim.title, *names, claim.erratum, *meanings)
+    parts = (claim.id, claim.title, *names, claim.erratum, claim.published, *meanings)
     return " | ".join((*parts, LETTERS[claim.id[0]])).lower()
 
 

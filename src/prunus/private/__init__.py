@@ -13,7 +13,8 @@ from prunus.private import federated
 from prunus.private.accounting import Accountant, BudgetSpent, Meter, Release, noise_for_budget
 from prunus.private.ddp import ddp_hook
 from prunus.private.dpsgd import PrivateOptions, PrivateTraining, make_private
-from prunus.private.mechanism import NoisyTopK, Rounded, TwoLevelTopK
+from prunus.private.index_mechanism import Rounded
+from prunus.private.mechanism import NoisyTopK, TwoLevelTopK
 from prunus.private.policies import Falling, WarmUp
 from prunus.private.privacy import Privacy
 from prunus.private.value_noise import ValueNoise

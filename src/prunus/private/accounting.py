@@ -110,23 +110,56 @@ class Accountant:
         self.releases: Counter[Release] = Counter(releases or {})
 
     def add(self, release: Release, count: int = 1) -> None:
-        """Count a release; call it before anything is sent."""
+        """Count a release; call it before anything is sent.
+
+        Args:
+            release: what is sent.
+            count: how often.
+        """
         self.releases[release] += count
 
     def with_more(self, release: Release, count: int) -> Accountant:
-        """A copy with `count` more releases."""
+        """A copy with `count` more releases.
+
+        Args:
+            release: what is sent.
+            count: how often.
+
+        Returns:
+            The copy; this one is unchanged.
+        """
         other = Accountant(dict(self.releases))
         other.add(release, count)
         return other
 
     def epsilon(self, delta: float) -> float:
-        """Total epsilon at `delta`: loss distributions, Renyi curves for discrete noise, sums for what is large."""
+        """Total epsilon at `delta`: loss distributions, Renyi curves for discrete noise, sums for what is large.
+
+        Args:
+            delta: probability with which the guarantee may fail, at least 0 and below 1.
+
+        Returns:
+            The epsilon of everything counted so far.
+
+        Raises:
+            BadInput: if delta is out of its range.
+        """
         if not 0.0 <= delta < 1.0:
             raise BadInput(f"delta must lie in [0, 1), got {delta!r}.")
         return _composed(frozenset(self.releases.items()), float(delta))
 
     def fits(self, release: Release, count: int, epsilon: float, delta: float) -> bool:
-        """Whether `count` more releases stay within (epsilon, delta)."""
+        """Whether `count` more releases stay within (epsilon, delta).
+
+        Args:
+            release: what would be sent.
+            count: how often.
+            epsilon: the budget.
+            delta: probability with which the guarantee may fail.
+
+        Returns:
+            True if the total is within the budget.
+        """
         return self.with_more(release, count).epsilon(delta) <= epsilon
 
 
@@ -292,7 +325,11 @@ class Meter:
         self._safe: Counter[Release] = Counter()
 
     def spend(self, release: Release) -> None:
-        """Count one release, or raise `BudgetSpent` and count nothing."""
+        """Count one release, or raise `BudgetSpent` and count nothing.
+
+        Args:
+            release: what is about to be sent.
+        """
         if math.isfinite(self.budget) and self._safe[release] == 0:
             self._safe.clear()
             self._safe[release] = self._affordable(release)

@@ -21,7 +21,8 @@ from torch import Tensor
 
 from prunus.errors import BadInput
 from prunus.private.exchange import in_groups
-from prunus.private.mechanism import IndexMechanism, NoisyTopK
+from prunus.private.index_mechanism import IndexMechanism
+from prunus.private.mechanism import NoisyTopK
 from prunus.private.randomness import Integers, Source, source
 
 Sampler = Callable[[Tensor, int], np.ndarray]  # (vector, draws) -> (draws, m) index sets
@@ -83,7 +84,7 @@ def audit(
     level = (1.0 - confidence) / (4 * len(pairs))
     findings = []
     for name, swaps, first, second in pairs:
-        claimed = mech.privacy(d, swaps).at_distance if swaps else 0.0  # type: ignore[attr-defined]
+        claimed = mech.privacy(d, swaps).at_distance if swaps else 0.0
         left, right = run(first, draws), run(second, draws)
         bound, event = max(_lower_bound(left, right, d, level), _lower_bound(right, left, d, level))
         findings.append(Finding(name, swaps, claimed, bound, event, bound <= claimed + 1e-9))

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from prunus.errors import BadInput, UnknownName
 from prunus.private.accounting import Accountant, Meter, Release
-from prunus.private.mechanism import IndexMechanism
+from prunus.private.index_mechanism import IndexMechanism
 from prunus.private.privacy import UNIT
 from prunus.private.randomness import source
 from prunus.private.value_noise import ValueNoise

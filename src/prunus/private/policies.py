@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from prunus.errors import BadInput, UnknownName
-from prunus.private.mechanism import IndexMechanism, NoisyTopK
+from prunus.private.index_mechanism import IndexMechanism
+from prunus.private.mechanism import NoisyTopK
 from prunus.private.randomness import source
 from prunus.select import drop_smallest
 

@@ -24,8 +24,8 @@ from torch import Tensor
 
 from prunus.errors import BadInput, UnknownName
 from prunus.private.accounting import BudgetSpent, Release
+from prunus.private.index_mechanism import IndexMechanism
 from prunus.private.ledger import Ledger
-from prunus.private.mechanism import IndexMechanism
 from prunus.private.value_noise import ValueNoise
 
 TRUST = ("local", "central")

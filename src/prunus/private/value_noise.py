@@ -51,7 +51,19 @@ class ValueNoise:
 
     @classmethod
     def gaussian(cls, clip: float, epsilon: float, delta: float) -> ValueNoise:
-        """The least discrete Gaussian noise with (epsilon, delta) for one release, on its own Renyi curve."""
+        """The least discrete Gaussian noise with (epsilon, delta) for one release, on its own Renyi curve.
+
+        Args:
+            clip: the largest norm of what is sent.
+            epsilon: the privacy of one release.
+            delta: probability with which it may fail.
+
+        Returns:
+            The noise.
+
+        Raises:
+            BadInput: if epsilon or delta is out of its range.
+        """
         if not (0.0 < epsilon < math.inf and 0.0 < delta < 1.0):
             raise BadInput(f"epsilon must be above 0 and delta between 0 and 1, got {epsilon!r} and {delta!r}.")
 
@@ -67,7 +79,18 @@ class ValueNoise:
 
     @classmethod
     def laplace(cls, clip: float, epsilon: float) -> ValueNoise:
-        """Discrete Laplace noise with pure epsilon for one release: scale 2 clip / epsilon (N-10d)."""
+        """Discrete Laplace noise with pure epsilon for one release: scale 2 clip / epsilon (N-10d).
+
+        Args:
+            clip: the largest norm (sum of magnitudes) of what is sent.
+            epsilon: the privacy of one release.
+
+        Returns:
+            The noise.
+
+        Raises:
+            BadInput: if epsilon is out of its range.
+        """
         if not 0.0 < epsilon < math.inf:
             raise BadInput(f"epsilon must be a finite number above 0, got {epsilon!r}.")
         return cls(clip, 2.0 * clip / epsilon, "laplace")
@@ -97,7 +120,14 @@ class ValueNoise:
         return 2.0 * self.clip / self.scale if self.kind == "laplace" else math.inf
 
     def delta(self, epsilon: float) -> float:
-        """A delta at which one release is (epsilon, delta)-private."""
+        """A delta at which one release is (epsilon, delta)-private.
+
+        Args:
+            epsilon: the privacy of one release.
+
+        Returns:
+            The probability with which it may fail.
+        """
         if self.kind == "laplace" and epsilon >= self.pure_epsilon:
             return 0.0
         return concentrated_delta(self.rho, epsilon)
@@ -109,7 +139,17 @@ class ValueNoise:
         )
 
     def clipped(self, values: Tensor) -> np.ndarray:
-        """Values clipped and on the grid, as integers; the norm in grid units is at most clip / grid, exactly."""
+        """Values clipped and on the grid, as integers; the norm in grid units is at most clip / grid, exactly.
+
+        Args:
+            values: a tensor of any shape.
+
+        Returns:
+            A flat array of whole numbers.
+
+        Raises:
+            BadInput: if a value is NaN or infinite.
+        """
         numbers = values.detach().reshape(-1).to("cpu", torch.float64).numpy()
         if not np.isfinite(numbers).all():
             raise BadInput("The values to send contain NaN or infinite entries; leave the step out, or mend them.")
@@ -130,12 +170,28 @@ class ValueNoise:
         return float(np.sqrt(np.square(numbers).sum()) if self.kind == "gaussian" else np.abs(numbers).sum())
 
     def release(self, values: Tensor, insecure_seed: int | None = None) -> Tensor:
-        """What is sent instead of `values`: float32 or float64 numbers on the grid, shaped as given."""
+        """What is sent instead of `values`: float32 or float64 numbers on the grid, shaped as given.
+
+        Args:
+            values: a tensor of any shape.
+            insecure_seed: draws that can be repeated, for tests; None takes those of the operating system.
+
+        Returns:
+            The noisy values.
+        """
         noisy = self.add(self.clipped(values), insecure_seed)
         return torch.from_numpy(noisy * self.grid).to(values.device, values.dtype).view(values.shape)
 
     def add(self, whole: np.ndarray, insecure_seed: int | None = None) -> np.ndarray:
-        """Noise on integers that are on the grid already, such as a sum of clipped vectors."""
+        """Noise on integers that are on the grid already, such as a sum of clipped vectors.
+
+        Args:
+            whole: whole numbers.
+            insecure_seed: as in `release`.
+
+        Returns:
+            The noisy whole numbers.
+        """
         return whole + self._table().draw(whole.size, source(insecure_seed))
 
 

@@ -8,7 +8,6 @@ earlier position goes first.
 from __future__ import annotations
 
 import abc
-import functools
 import math
 import re
 from collections.abc import Callable, Iterable
@@ -20,7 +19,9 @@ from torch import Tensor
 
 from prunus.contract import Pattern, whole
 from prunus.errors import BadInput, UnknownName
+from prunus.formulas.banks import balanced_drops
 from prunus.layers import Weight
+from prunus.pruning._banks import banks_of, masks_by_segment
 from prunus.select import drop_smallest, drop_smallest_in_banks
 
 __all__ = [
@@ -42,19 +43,26 @@ def _magnitude(scores: Tensor, absolute: bool) -> Tensor:
     return scores.abs() if absolute else scores
 
 
-class _Units(abc.ABC):
+class _Units(Pattern):
     """A pattern that keeps or drops whole units: subclasses say how a weight is divided into units, and back."""
 
     @abc.abstractmethod
-    def units(self, scores: Tensor, weight: Weight, *, absolute: bool = False) -> tuple[Tensor, int]:
-        """Scores of the units, and how many weights each stands for."""
+    def units(self, scores: Tensor, weight: Weight, *, absolute: bool = False) -> tuple[Tensor, int]: ...
 
     @abc.abstractmethod
     def spread(self, kept: Tensor, weight: Weight) -> Tensor:
-        """The mask of the weight, given which units are kept."""
+        """The mask of the weight, given which units are kept.
 
-    def check(self, weight: Weight, sparsity: float) -> None:  # noqa: B027 - nothing to refuse, and no need to override
-        """Any sparsity can be met, to within half a unit."""
+        Args:
+            kept: A flat boolean tensor, True for the units that are kept.
+            weight: The weight, with its layout.
+
+        Returns:
+            A boolean tensor of the weight's shape, True where kept.
+        """
+
+    def check(self, weight: Weight, sparsity: float) -> None:
+        pass  # any sparsity can be met, to within half a unit
 
     def mask(self, scores: Tensor, weight: Weight, sparsity: float, *, absolute: bool = False) -> Tensor:
         units, _ = self.units(scores, weight, absolute=absolute)
@@ -62,7 +70,7 @@ class _Units(abc.ABC):
 
 
 @dataclass(frozen=True)
-class Unstructured:
+class Unstructured(Pattern):
     """Any weight on its own.
 
     Example:
@@ -71,14 +79,12 @@ class Unstructured:
     """
 
     def units(self, scores: Tensor, weight: Weight, *, absolute: bool = False) -> tuple[Tensor, int]:
-        """Scores of the single weights, each of size 1."""
         return _magnitude(scores, absolute).reshape(-1), 1
 
     def check(self, weight: Weight, sparsity: float) -> None:
-        """Any sparsity can be met exactly."""
+        pass  # any sparsity can be met exactly
 
     def mask(self, scores: Tensor, weight: Weight, sparsity: float, *, absolute: bool = False) -> Tensor:
-        """True where kept; exactly the rounded share of the smallest scores goes."""
         return drop_smallest(scores, whole(sparsity, scores.numel()), absolute=absolute)
 
     def __str__(self) -> str:
@@ -105,28 +111,22 @@ def mask_by_row(scores: Tensor, weight: Weight, sparsity: float, *, absolute: bo
     return weight.unrows(torch.cat(parts).reshape(view.shape)).contiguous()
 
 
-@functools.lru_cache(maxsize=256)
-def van_der_corput(count: int) -> tuple[float, ...]:
-    """The first `count` terms of the base-2 sequence 0, 1/2, 1/4, 3/4, ...: equally spread however far one goes."""
-    return tuple(int(f"{number:b}"[::-1], 2) / 2 ** max(1, number.bit_length()) for number in range(count))
-
-
-def _banks(weight: Weight, bank: int) -> list[tuple[int, int]]:
-    """(start, length) of every bank along a row: inside each tap, or across taps where a tap has fewer channels."""
-    _, taps, channels = weight.rows(weight.parameter.detach().to("meta")).shape
-    segment, repeats = (channels, taps) if channels >= bank else (taps * channels, 1)
-    inside = [(start, min(bank, segment - start)) for start in range(0, segment, bank)]
-    return [(tap * segment + start, length) for tap in range(repeats) for start, length in inside]
-
-
-class Banks(abc.ABC):
+class Banks(Pattern):
     """Patterns that take equally many weights from a given bank of every row."""
 
     bank: int
 
     @abc.abstractmethod
     def drops(self, lengths: list[int], sparsity: float) -> list[int]:
-        """How many weights each bank of a row loses, given the banks' lengths."""
+        """How many weights each bank of a row loses.
+
+        Args:
+            lengths: The lengths of the banks, in their order.
+            sparsity: Wanted fraction of zeros.
+
+        Returns:
+            A number for each bank.
+        """
 
     def units(self, scores: Tensor, weight: Weight, *, absolute: bool = False) -> tuple[Tensor, int]:
         return _magnitude(scores, absolute).reshape(-1), 1
@@ -140,25 +140,12 @@ class Banks(abc.ABC):
             )
 
     def mask(self, scores: Tensor, weight: Weight, sparsity: float, *, absolute: bool = False) -> Tensor:
-        banks = _banks(weight, self.bank)
+        banks = banks_of(weight, self.bank)
         drops = self.drops([length for _, length in banks], sparsity)
         view = weight.rows(scores)
         rows = view.reshape(view.shape[0], -1)
-        kept = _masks_by_segment(rows, banks, drops, self.bank, absolute)
+        kept = masks_by_segment(rows, banks, drops, self.bank, absolute)
         return weight.unrows(kept.reshape(view.shape)).contiguous()
-
-
-def _masks_by_segment(
-    rows: Tensor, banks: list[tuple[int, int]], drops: list[int], bank: int, absolute: bool
-) -> Tensor:
-    """Banks that follow each other without a short one between them go to the selection in one call."""
-    parts, first = [], 0
-    for number, (start, length) in enumerate(banks):
-        if length < bank or number == len(banks) - 1:
-            begin, end = banks[first][0], start + length
-            parts.append(drop_smallest_in_banks(rows[:, begin:end], drops[first : number + 1], bank, absolute=absolute))
-            first = number + 1
-    return torch.cat(parts, dim=1) if len(parts) > 1 else parts[0]
 
 
 @dataclass(frozen=True)
@@ -188,8 +175,7 @@ class Balanced(Banks):
     def drops(self, lengths: list[int], sparsity: float) -> list[int]:
         if self.equal:
             return [whole(sparsity, length) for length in lengths]
-        spread = van_der_corput(len(lengths))
-        return [max(0, math.ceil(round(sparsity * length, 9) - u)) for length, u in zip(lengths, spread)]
+        return balanced_drops(lengths, sparsity)
 
     def __str__(self) -> str:
         return f"balanced:{self.bank}"
@@ -222,7 +208,6 @@ class NM(Banks):
         return 1 - self.n / self.m
 
     def check(self, weight: Weight, sparsity: float) -> None:
-        """Refuse any other sparsity, and rows that are too short."""
         own = self.fixed_sparsity
         if abs(sparsity - own) > 1e-9:
             raise BadInput(
@@ -358,7 +343,7 @@ def bank_drops(pattern: Pattern, weight: Weight, sparsity: float) -> list[tuple[
     """(start, length, weights lost) of every bank along a row; empty for patterns without banks."""
     if not isinstance(pattern, Banks):
         return []
-    places = _banks(weight, pattern.bank)
+    places = banks_of(weight, pattern.bank)
     drops = pattern.drops([length for _, length in places], sparsity)
     return [(start, length, lost) for (start, length), lost in zip(places, drops)]
 

@@ -84,6 +84,8 @@ def reconstruct(
     """
     options = options or ReconstructOptions()
     inner = unwrapped(model)
+    if masks is not None and (not isinstance(masks, Masks) or not masks):
+        raise BadInput("masks must be prunus.Masks with at least one mask.")
     calibration = calibrate_on(data, samples, options.batch_size, seed)
     shape = patterns.parse(pattern)
     exclude = (exclude,) if isinstance(exclude, str) else tuple(exclude)
@@ -102,26 +104,35 @@ def reconstruct(
         ):
             job = _Reconstruction(inner, work, plan, calibration, options, line, kept)
             job.run()
-    notes: dict[str, Any] = {
-        "from": "reconstruct", "pattern": str(shape), "sparsity": plan.asked, "allocation": plan.allocation,
-        "samples": sum(batch.size for batch in calibration), "seed": seed,
-        "layers": {name: result.errors() for name, result in job.done.items()},
-    }  # fmt: skip
-    if plan.given is not None:
-        notes = {"from": "reconstruct", "masks": dict(plan.given.notes)} | {
-            key: notes[key] for key in ("samples", "seed", "layers")
-        }
     if job.remarks:
-        notes["remarks"] = job.remarks
         warnings.warn(" ".join(job.remarks), PrunusWarning, stacklevel=2)
-    found = Masks.adopt({name: job.done[name].mask for name in plan.names}, notes)
+    found = Masks.adopt({name: job.done[name].mask for name in plan.names}, _notes(job, shape, seed))
     _require_finite(work)
-    with torch.no_grad():
-        own = inner.state_dict()
-        for name, value in work.state_dict().items():
-            own[name].copy_(value)
+    _take_over(inner, work)
     found.apply_(inner)
     return found
+
+
+def _notes(job: _Reconstruction, shape: Pattern, seed: int) -> dict[str, Any]:
+    """How the masks were made, for their `notes`."""
+    plan = job.plan
+    asked: dict[str, Any] = {"pattern": str(shape), "sparsity": plan.asked, "allocation": plan.allocation}
+    return {
+        "from": "reconstruct",
+        **(asked if plan.given is None else {"masks": dict(plan.given.notes)}),
+        "samples": sum(batch.size for batch in job.calibration),
+        "seed": seed,
+        "layers": {name: result.errors() for name, result in job.done.items()},
+        **({"remarks": job.remarks} if job.remarks else {}),
+    }
+
+
+def _take_over(model: nn.Module, work: nn.Module) -> None:
+    """Copy everything that `work` holds into the model itself."""
+    with torch.no_grad():
+        own = model.state_dict()
+        for name, value in work.state_dict().items():
+            own[name].copy_(value)
 
 
 def calibrate_on(data: Any, samples: int, batch_size: int, seed: int) -> list[Batch]:
@@ -184,8 +195,6 @@ def _plan(
     calibration: list[Batch], options: ReconstructOptions, kept: Saved | None,
 ) -> PruningPlan:  # fmt: skip
     if masks is not None:
-        if not isinstance(masks, Masks) or not masks:
-            raise BadInput("masks must be prunus.Masks with at least one mask.")
         masks.parameters_of(model)
         known = all_weights(model)
         for name in masks:
@@ -410,10 +419,11 @@ class _Reconstruction:
     def _remark(self) -> None:
         if self.few:
             name, count, columns = self.few[0]
-            more = f" (and {len(self.few) - 1} layers more)" if len(self.few) > 1 else ""
+            others = len(self.few) - 1
+            more = f" (and {others} more layer{'s' if others > 1 else ''})" if others else ""
             self.remarks.append(
-                f"The data give {count} inputs for the {columns} columns of {name}{more}: the fit rests on damping; "
-                "more samples make it better."
+                f"The data give {count} input{'s' if count > 1 else ''} for the {columns} columns of {name}{more}: "
+                "the fit rests on damping; more samples make it better."
             )
 
 

@@ -20,7 +20,7 @@ from prunus.errors import BadInput
 from prunus.layers import Weight
 from prunus.recovery._parts import SettledParts, replaced_forward
 from prunus.recovery._record import Stop, is_batch_norm
-from prunus.recovery._shelf import Shelf, leaves, map_tensors
+from prunus.recovery._shelf import Room, Shelf, leaves, map_tensors
 
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -154,25 +154,21 @@ class UnitWalk:
     ) -> None:
         self.model, self.units, self.batches = model, list(units), batches
         self.modules = [model.get_submodule(name) for name in units]
-        self.outputs = Shelf(memory)
+        self.room = Room(memory)
+        self.outputs = Shelf(self.room)
         self.fixed = fixed
         self.kept: dict[int, Shelf] = {}
         self.forms: list[dict[int, Any]] = []
-        self.memory = memory
         self.here = 0
         self.keep_all = False
         self.coming: Shelf | None = None
         self.counts: dict[str, int] | None = None
-        self.parts = SettledParts(self._room)
+        self.parts = SettledParts(self.room)
 
     @property
     def module(self) -> nn.Module:
         """The unit to be run next."""
         return self.modules[self.here]
-
-    def _room(self) -> float:
-        """Bytes left for the outputs of settled parts."""
-        return self.memory / 5 if self.keep_all else self.memory - self.outputs.held
 
     def inputs(self, index: int) -> Inputs:
         """What batch number `index` brings to the present unit."""
@@ -196,9 +192,9 @@ class UnitWalk:
 
     def _replay(self, number: int, index: int) -> Callable[..., Any]:
         if number == self.here - 1 and not self.keep_all:
-            return lambda *args, **kwargs: map_tensors(self.outputs[index], torch.clone)  # a model may work in place
+            return lambda *args, **kwargs: self.outputs.copy(index)  # a model may work in place
         if number in self.kept:
-            return lambda *args, **kwargs: map_tensors(self.kept[number][index], torch.clone)
+            return lambda *args, **kwargs: self.kept[number].copy(index)
         return lambda *args, **kwargs: map_tensors(self.forms[number][index], _poison)
 
     def run(self, index: int) -> Any:
@@ -252,7 +248,7 @@ class UnitWalk:
     def store(self, index: int, output: Any) -> None:
         """Keep what the present unit gave for batch number `index`; its input for that batch is not needed any more."""
         if self.coming is None:
-            self.coming = Shelf(self.memory / len(self.units)) if self.keep_all else self.outputs
+            self.coming = Shelf(self.room) if self.keep_all else self.outputs
             self.forms.append({})
         self.forms[-1][index] = map_tensors(
             output, lambda tensor: tensor.new_empty((), device="meta").expand(tensor.shape)

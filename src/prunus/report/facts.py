@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -44,6 +45,15 @@ _DIGITS = 6
 
 
 @dataclass(frozen=True)
+class Rival:
+    """A dense network in the fastest engine of its kind: how many times faster than dense in torch, and its quality."""
+
+    name: str
+    faster: float
+    quality: float
+
+
+@dataclass(frozen=True)
 class Panel:
     """One network on one data set: its groups by method and growing sparsity, and its dense networks."""
 
@@ -53,13 +63,50 @@ class Panel:
     groups: tuple[SeedGroup, ...]
     bases: tuple[Mapping[str, Any], ...]
 
+    def title(self, group: SeedGroup) -> str:
+        """What the page calls a group: the pattern alone where nothing else varies."""
+        return group.title if len({_way(other) for other in self.groups}) > 1 else group.label
+
     @property
     def methods(self) -> list[str]:
-        return list(dict.fromkeys(group.label for group in self.groups))
+        return list(dict.fromkeys(self.title(group) for group in self.groups))
 
     @property
     def front(self) -> list[SeedGroup]:
-        return pareto(self.groups)
+        """Groups that nothing beats in quality and speed at once, no dense network either."""
+        return [group for group in pareto(self.groups) if not any(self._beats(rival, group) for rival in self.rivals)]
+
+    @property
+    def rivals(self) -> list[Rival]:
+        """The dense network in torch, and in the fastest engines of each kind."""
+        if self.dense is None:
+            return []
+        found = []
+        for name, ratio, quality in (
+            ("float32", "faster_than_dense", "quality_dense"),
+            ("int8", "faster_than_int8", "quality_int8"),
+        ):
+            pairs = [(g.faster / rival, g.mean(quality)) for g in self.groups if g.faster and (rival := g.mean(ratio))]
+            if pairs and pairs[0][1] is not None:
+                found.append(Rival(f"dense {name}", statistics.median(pair[0] for pair in pairs), pairs[0][1]))
+        return [Rival("torch" if found else "dense", 1.0, self.dense), *found]
+
+    def unbeaten(self, rival: Rival) -> bool:
+        """Is no pruned network at least as good and as fast, and no other dense one better?"""
+        groups = [group for group in self.groups if group.able and group.faster is not None]
+        if any((group.faster or 0) >= rival.faster and self._merit(group) >= self._worth(rival) for group in groups):
+            return False
+        others = [other for other in self.rivals if other != rival]
+        return not any(o.faster >= rival.faster and self._worth(o) >= self._worth(rival) for o in others)
+
+    def _beats(self, rival: Rival, group: SeedGroup) -> bool:
+        return rival.faster > (group.faster or 0) and self._worth(rival) > self._merit(group)
+
+    def _merit(self, group: SeedGroup) -> float:
+        return -math.inf if group.merit is None else group.merit
+
+    def _worth(self, rival: Rival) -> float:
+        return -rival.quality if self.metric.lower else rival.quality
 
     @property
     def dense(self) -> float | None:
@@ -101,7 +148,7 @@ def payload(panel: Panel) -> dict[str, Any]:
     return {
         "name": panel.name,
         "methods": panel.methods,
-        "looks": _looks(panel),
+        **_looks(panel),
         "dense": _short(panel.dense),
         "metric": {
             "name": panel.metric.name,
@@ -110,37 +157,28 @@ def payload(panel: Panel) -> dict[str, Any]:
             "lower": panel.metric.lower,
             "digits": panel.metric.digits,
         },
-        "rivals": _rivals(panel),
-        "groups": [_group(group, id(group) in front) for group in panel.groups],
+        "rivals": [
+            {"name": r.name, "faster": _short(r.faster), "quality": _short(r.quality), "front": panel.unbeaten(r)}
+            for r in panel.rivals
+        ],
+        "groups": [_group(panel.title(group), group, id(group) in front) for group in panel.groups],
         "eigenvalues": [_short(value) for value in base.get("kernel", {}).get("eigenvalues", [])],
     }
 
 
-def _rivals(panel: Panel) -> list[dict[str, Any]]:
-    """The fastest dense engines of each kind, in the units of the picture of quality and speed."""
-    found = []
-    for name, ratio, quality in (
-        ("float32", "faster_than_dense", "quality_dense"),
-        ("int8", "faster_than_int8", "quality_int8"),
-    ):
-        pairs = [(g.faster / rival, g.mean(quality)) for g in panel.groups if g.faster and (rival := g.mean(ratio))]
-        if pairs and pairs[0][1] is not None:
-            faster = statistics.median(pair[0] for pair in pairs)
-            found.append({"name": f"dense {name}", "faster": _short(faster), "quality": _short(pairs[0][1])})
-    return found
-
-
-def _looks(panel: Panel) -> list[list[int]]:
-    """For each method two numbers: its colour and shape, and its line and filling.
+def _looks(panel: Panel) -> dict[str, Any]:
+    """For each method two numbers, its colour and shape, and its line and filling; and what both stand for.
 
     Colour goes to what takes more values in this study: the pattern, or the way weights were chosen (if equal, too).
     """
-    firsts = {group.label: group for group in reversed(panel.groups)}
-    groups = [firsts[label] for label in panel.methods]
+    firsts = {panel.title(group): group for group in reversed(panel.groups)}
+    groups = [firsts[name] for name in panel.methods]
     patterns = list(dict.fromkeys(group.pattern for group in groups))
     ways = sorted({_way(group) for group in groups})
-    pairs = [[patterns.index(group.pattern), ways.index(_way(group))] for group in groups]
-    return pairs if len(patterns) > len(ways) else [[way, pattern] for pattern, way in pairs]
+    names = {_way(group): group.way + (", tuned" if group.tuned else "") for group in groups}
+    axes = [(patterns, [patterns.index(group.pattern) for group in groups])]
+    axes.insert(int(len(patterns) > len(ways)), ([names[way] for way in ways], [ways.index(_way(g)) for g in groups]))
+    return {"looks": [list(pair) for pair in zip(axes[0][1], axes[1][1])], "legend": [axes[0][0], axes[1][0]]}
 
 
 def _way(group: SeedGroup) -> tuple[bool, bool, bool, str, str]:
@@ -148,14 +186,15 @@ def _way(group: SeedGroup) -> tuple[bool, bool, bool, str, str]:
     return (group.method != "prune", group.score != "magnitude", group.tuned, group.method, group.score)
 
 
-def _group(group: SeedGroup, on_front: bool) -> dict[str, Any]:
+def _group(title: str, group: SeedGroup, on_front: bool) -> dict[str, Any]:
     first = group.results[0].record
     values = {name: [_short(mean.value), _short(mean.deviation)] for name, mean in group.means.items() if name in PAIRS}
     return {
-        "method": group.label,
+        "method": title,
         "sparsity": group.sparsity,
         "seeds": len(group.results),
         "front": on_front,
+        "able": group.able,
         "smaller": _short(group.smaller),
         "faster": _short(group.faster),
         "told": _short(None if group.told is None else group.told.value),
@@ -164,7 +203,7 @@ def _group(group: SeedGroup, on_front: bool) -> dict[str, Any]:
         "layers": layer_means(group),
         "masks": first.get("masks", []),
         "examples": first.get("examples", []),
-        "changed": [first.get("labels_changed"), first.get("labels_seen")],
+        "changed": {name: first.get(f"labels_{name}") for name in ("changed", "seen", "mended", "broken")},
         "eigenvalues": [_short(value) for value in first.get("kernel", {}).get("eigenvalues", [])],
     }
 

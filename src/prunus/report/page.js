@@ -7,7 +7,7 @@
   const SYMBOLS = ["circle", "square", "diamond", "triangle-up", "x", "star", "pentagon", "hexagon"];
   const DASHES = ["solid", "dash", "dot", "dashdot", "longdash", "longdashdot", "solid", "dash"];
   const FILLINGS = ["", "-open", "-dot", "-open-dot"];
-  const hidden = new Set();  // labels that the reader has switched off
+  const hidden = [new Set(), new Set()];  // colours and lines that the reader has switched off, by their places
   let panel = 0;
   let printing = false;
 
@@ -53,7 +53,7 @@
   const said = (x) => (here().metric.percent ? percent(x) : x.toFixed(here().metric.digits));
   function merit() {
     const { axis, percent: share, lower } = here().metric;
-    const range = share ? { autorangeoptions: { clipmin: 0, clipmax: 100.5 } } : lower ? { type: "log", autorange: "reversed", tickvals: [1, 2, 5, 10, 15, 20, 25, 30, 40, 50, 70, 100, 200, 500, 1e3, 1e4, 1e5] } : { tickformat: ".2f" };
+    const range = share ? { autorangeoptions: { clipmin: 0, clipmax: 100 } } : lower ? { type: "log", autorange: "reversed", tickvals: [1, 2, 5, 10, 15, 20, 25, 30, 40, 50, 70, 100, 200, 500, 1e3, 1e4, 1e5] } : { tickformat: ".2f", autorangeoptions: { clipmax: here().metric.name.includes("correlation") ? 1 : undefined } };
     return { title: title(axis), ...range };
   }
   const title = (text) => ({ text, font: { size: 13, color: css("--soft") }, standoff: 8 });
@@ -67,7 +67,13 @@
     const look = looks(here(), place);
     return { color: colour(look.place), shape: look.shape, symbol: look.shape + look.filling, dash: look.dash };
   };
-  const byMethod = (use) => here().methods.flatMap((method, place) => (hidden.has(method) ? [] : use(method, here().groups.filter((group) => group.method === method), style(place))));
+  const seen = (place) => !here().looks[place].some((look, axis) => hidden[axis].has(look));
+  const byMethod = (use) => here().methods.flatMap((method, place) => (seen(place) ? use(method, here().groups.filter((group) => group.method === method), style(place)) : []));
+  // The sparsities of the study as ticks, where there are few.
+  const zeros = () => {
+    const values = [...new Set(here().groups.map((g) => +(100 * g.sparsity).toPrecision(4)))].sort((a, b) => a - b);
+    return { title: title("zeros, %"), ...(values.length < 9 ? { tickvals: values } : {}) };
+  };
 
   // -------------------------------------------------------------------------------------------------------- legend
   const MARKS = {
@@ -76,27 +82,36 @@
   };
   const STROKES = { solid: "", dash: "7 3", dot: "2 3", dashdot: "7 3 2 3", longdash: "11 4", longdashdot: "11 3 2 3" };
 
-  function swatch(place) {
-    const look = looks(here(), place), paint = `var(--c${look.place})`, NS = "http://www.w3.org/2000/svg";
-    const picture = document.createElementNS(NS, "svg"), line = document.createElementNS(NS, "path"), mark = document.createElementNS(NS, "path");
+  function swatch(look, paint) {
+    const NS = "http://www.w3.org/2000/svg", open = look.filling.includes("open"), part = (d, more) => {
+      const path = document.createElementNS(NS, "path");
+      for (const [name, text] of Object.entries({ d, stroke: paint, ...more })) path.setAttribute(name, text);
+      return path;
+    };
+    const picture = document.createElementNS(NS, "svg");
     picture.setAttribute("viewBox", "0 0 36 12"); picture.setAttribute("aria-hidden", "true");
-    line.setAttribute("d", "M0,6h36"); line.setAttribute("stroke", paint); line.setAttribute("stroke-width", "2"); line.setAttribute("stroke-dasharray", STROKES[look.dash]);
-    mark.setAttribute("d", MARKS[look.shape]); mark.setAttribute("stroke", paint); mark.setAttribute("stroke-width", "1.5"); mark.setAttribute("fill", look.filling.includes("open") ? "var(--card)" : paint);
-    picture.append(line, mark);
+    picture.append(part("M0,6h36", { "stroke-width": "2", "stroke-dasharray": STROKES[look.dash] }), part(MARKS[look.shape], { "stroke-width": "1.5", fill: open ? "var(--card)" : paint }));
+    if (look.filling.includes("dot")) picture.append(part("M16.8,6a1.2,1.2 0 1,1 2.4,0a1.2,1.2 0 1,1 -2.4,0z", { stroke: "none", fill: open ? paint : "var(--card)" }));
     return picture;
   }
 
+  // One legend for all pictures: a button for each colour, and one for each line where both vary.
   function legend() {
-    const box = find("#legend");
-    box.replaceChildren(...here().methods.map((method, place) => {
-      const button = element("button", { type: "button", "aria-pressed": String(!hidden.has(method)), title: "Show or hide it in every picture" }, [swatch(place), method]);
-      button.addEventListener("click", () => {
-        if (hidden.has(method)) hidden.delete(method); else hidden.add(method);
-        button.setAttribute("aria-pressed", String(!hidden.has(method)));
+    const { looks: pairs, legend: names, methods } = here(), both = names[0].length > 1 && names[1].length > 1;
+    const button = (axis, place, name) => {
+      const look = looks(here(), pairs.findIndex((pair) => pair[axis] === place));
+      const plain = both ? (axis ? { ...look, shape: "circle" } : { ...look, filling: "", dash: "solid" }) : look;
+      const made = element("button", { type: "button", "aria-pressed": String(!hidden[axis].has(place)), title: "Show or hide it in every picture" }, [swatch(plain, axis && both ? "var(--soft)" : `var(--c${look.place})`), name]);
+      made.addEventListener("click", () => {
+        if (hidden[axis].has(place)) hidden[axis].delete(place); else hidden[axis].add(place);
+        made.setAttribute("aria-pressed", String(!hidden[axis].has(place)));
         pictures();
       });
-      return button;
-    }));
+      return made;
+    };
+    const group = (axis) => names[axis].map((name, place) => button(axis, place, methods.length === names[axis].length ? methods[place] : name));
+    const main = names[0].length >= names[1].length ? 0 : 1;
+    find("#legend").replaceChildren(...(both ? [...group(0), element("i", {}, []), ...group(1)] : group(main)));
   }
   const timed = (groups) => has(groups, "quality").filter((group) => group.faster !== null);
   const has = (groups, ...names) => groups.filter((group) => names.every((name) => value(group, name) !== null));
@@ -106,41 +121,45 @@
     const traces = byMethod((method, groups, look) => {
       const known = has(groups, "quality");
       return known.length ? [{
-        name: method, mode: "lines+markers", x: known.map((g) => 100 * g.sparsity), y: known.map(quality),
+        name: method, mode: "lines+markers", cliponaxis: false, x: known.map((g) => 100 * g.sparsity), y: known.map(quality),
         error_y: { type: "data", array: known.map((g) => scale() * (spread(g, "quality") || 0)), thickness: 1.4, width: 4 },
         line: { color: look.color, width: 2.4, dash: look.dash }, marker: { color: look.color, symbol: look.symbol, size: 9 },
         customdata: known.map((g) => [g.seeds === 1 ? "1 seed" : `${g.seeds} seeds`, said(value(g, "quality")) + (spread(g, "quality") === null ? "" : ` ± ${said(spread(g, "quality"))}`)]),
         hovertemplate: "<b>" + method + "</b><br>%{x:.4g} % zeros<br>%{customdata[1]} " + here().metric.name + "<br>%{customdata[0]}<extra></extra>",
       }] : [];
     });
+    const bars = here().groups.some((g) => spread(g, "quality") !== null);
+    find("#how-accuracy").textContent = `Each line is one way to choose the weights that go. The dotted line is the dense network.${bars ? " Bars are one standard deviation over seeds." : ""}`;
     const dense = here().dense;
     const lines = dense === null ? [] : [{ type: "line", xref: "paper", x0: 0, x1: 1, y0: scale() * dense, y1: scale() * dense, line: { color: css("--soft"), dash: "dot", width: 1.5 } }];
     const notes = dense === null ? [] : [{ xref: "paper", x: 0.995, y: here().metric.lower ? Math.log10(dense) : scale() * dense, yanchor: "bottom", xanchor: "right", showarrow: false, text: `dense ${said(dense)}`, font: { color: css("--soft"), size: 12 } }];
-    draw("accuracy", traces, { xaxis: { title: title("zeros, %") }, yaxis: merit(), shapes: lines, annotations: notes });
+    draw("accuracy", traces, { xaxis: zeros(), yaxis: merit(), shapes: lines, annotations: notes });
   }
 
   function pareto() {
-    const front = timed(here().groups).filter((g) => g.front).sort((a, b) => a.faster - b.faster);
-    const traces = front.length ? [{
-      name: "not beaten", showlegend: false, mode: "lines+markers", x: front.map((g) => g.faster), y: front.map(told), hoverinfo: "skip",
+    const skilled = timed(here().groups).filter((g) => g.able);
+    const front = [...skilled.filter((g) => g.front).map((g) => [g.faster, told(g)]), ...here().rivals.filter((one) => one.front).map((one) => [one.faster, scale() * one.quality])].sort((a, b) => a[0] - b[0]);
+    const traces = skilled.length && front.length ? [{
+      name: "not beaten", showlegend: false, mode: "lines+markers", cliponaxis: false, x: front.map((point) => point[0]), y: front.map((point) => point[1]), hoverinfo: "skip",
       line: { color: mix(css("--accent"), 0.55), width: 2, shape: "linear" }, marker: { size: 19, color: "rgba(0,0,0,0)", line: { color: css("--accent"), width: 2 } },
     }] : [];
     traces.push(...byMethod((method, groups, look) => {
-      const known = timed(groups);
+      const known = timed(groups).filter((g) => g.able);
       return known.length ? [{
-        name: method, mode: "markers", x: known.map((g) => g.faster), y: known.map(told),
+        name: method, mode: "markers", cliponaxis: false, x: known.map((g) => g.faster), y: known.map(told),
         error_x: { type: "data", array: known.map((g) => spread(g, g.integers ? "speedup_integers" : "speedup") || 0), thickness: 1, width: 0, color: mix(look.color, 0.45) },
         error_y: { type: "data", array: known.map((g) => scale() * (spread(g, "quality") || 0)), thickness: 1, width: 0, color: mix(look.color, 0.45) },
         marker: { color: look.color, symbol: look.symbol, size: 9 }, customdata: known.map((g) => [100 * g.sparsity, said(g.told), g.integers ? "in integers" : "in float32"]),
         hovertemplate: "<b>" + method + "</b>, %{customdata[0]:.4g} % zeros<br>%{x:.2f} times faster %{customdata[2]}<br>%{customdata[1]}<extra></extra>",
       }] : [];
     }));
-    const plain = here().dense === null ? [] : [{ name: here().rivals.length ? "torch" : "dense", faster: 1, quality: here().dense }];
-    if (traces.length) traces.push(...[...plain, ...here().rivals].map((one) => ({
+    if (traces.length) traces.push(...here().rivals.map((one) => ({
       name: one.name, mode: "markers+text", text: [one.name], textposition: one.name === "dense float32" ? "bottom center" : "top center", cliponaxis: false, textfont: { color: css("--soft"), size: 12 }, x: [one.faster], y: [scale() * one.quality],
       marker: { symbol: "cross-thin", size: 12, line: { width: 2.5, color: css("--ink") } }, hovertemplate: `<b>${one.name}</b>, %{x:.2f} times faster<br>${said(one.quality)}<extra></extra>`,
     })));
-    draw("pareto", traces, { xaxis: { title: title(`times faster than dense${here().rivals.length ? " in torch" : ""}`), rangemode: "tozero" }, yaxis: merit() });
+    const guessing = timed(here().groups).length - skilled.length;
+    find("#how-pareto").textContent = `Up and to the right is better, in the kernels that are faster (float32 or integers). Crosses are dense networks. Rings mark what nothing beats in both; the line joins them.${guessing ? ` Not shown: ${guessing === 1 ? "1 network that is" : `${guessing} networks that are`} closer to guessing than to the dense one.` : ""}`;
+    draw("pareto", traces, { xaxis: { title: title(`times faster than dense${here().rivals.length > 1 ? " in torch" : ""}`), rangemode: "tozero" }, yaxis: merit() });
   }
 
   function macs() {
@@ -193,7 +212,12 @@
     });
     find("#guarantee").hidden = !traces.length;
     all('nav a[href="#guarantee"]').forEach((link) => { link.hidden = !traces.length; });
-    draw("certificate", traces, { xaxis: { title: title("zeros, %") }, yaxis: { title: title("change of the outputs, 2-norm"), type: "log", ...decades(traces) } });
+    const proved = has(here().groups, "bound").length, most = has(here().groups, "held_out_bound").length;
+    find("#how-certificate").textContent = [
+      proved ? "Filled: no input near the test points moves the outputs by more; proved. Open: an input there that moves them by so much; the truth lies between." : "",
+      most ? `${proved ? "Small, dotted: nearly" : "Nearly"} all inputs like the held-out ones move the outputs by less, with 95 % confidence.` : "",
+    ].filter(Boolean).join(" ");
+    draw("certificate", traces, { xaxis: zeros(), yaxis: { title: title("change of the outputs, 2-norm"), type: "log", ...decades(traces) } });
   }
 
   function energy() {
@@ -212,11 +236,11 @@
       });
       return found;
     });
-    draw("energy", traces, { xaxis: { title: title("zeros, %") }, yaxis: { title: title("energy removed, %"), rangemode: "tozero" } });
+    draw("energy", traces, { xaxis: zeros(), yaxis: { title: title("energy removed, %"), rangemode: "tozero" } });
   }
 
   function kernel(chosen) {
-    const peers = here().groups.filter((g) => g.sparsity === chosen.sparsity && g.eigenvalues.length && !hidden.has(g.method));
+    const peers = here().groups.filter((g) => g.sparsity === chosen.sparsity && g.eigenvalues.length && seen(here().methods.indexOf(g.method)));
     const line = (name, values, look, wide) => ({
       name, mode: "lines+markers", x: values.map((_, place) => place + 1), y: values.map((v) => Math.max(v, 1e-12)), line: { color: look.color, width: wide, dash: look.dash },
       marker: { color: look.color, symbol: look.symbol, size: 6 }, hovertemplate: "<b>" + name + "</b><br>eigenvalue %{x}: %{y:.4g}<extra></extra>",
@@ -254,6 +278,18 @@
         return element("td", {}, [say(row), meter]);
       })]);
     }));
+    fold(body, 12, body.closest(".scroll"));
+  }
+
+  // Long lists show their beginning, and a button for the rest.
+  function fold(box, limit, place = box) {
+    const items = [...box.children], rest = items.slice(limit);
+    if (place.nextElementSibling?.classList.contains("more")) place.nextElementSibling.remove();
+    rest.forEach((item) => { item.hidden = !box.dataset.open; });
+    if (!rest.length || box.dataset.open) return;
+    const button = element("button", { type: "button", class: "button more" }, [`Show all ${items.length}`]);
+    button.addEventListener("click", () => { box.dataset.open = "yes"; rest.forEach((item) => { item.hidden = false; }); button.remove(); });
+    place.after(button);
   }
 
   function element(tag, attributes, children) {
@@ -278,7 +314,8 @@
 
   function masks(chosen) {
     const plain = (mask) => mask.name.replace(/\.weight$/, "");
-    find("#masks").replaceChildren(...chosen.masks.map((mask) => thumbnail(mask, `${plain(mask)}, ${mask.rows} × ${mask.columns}`)));
+    find("#masks").replaceChildren(...chosen.masks.map((mask) => thumbnail(mask, `${plain(mask)}, ${mask.rows}\u00a0×\u00a0${mask.columns}`)));
+    fold(find("#masks"), 6);
     const peers = here().groups.filter((g) => g.sparsity === chosen.sparsity && g.masks.length);
     find("#peers").hidden = peers.length < 2;
     if (peers.length < 2) return;
@@ -291,11 +328,15 @@
   function examples(chosen) {
     const box = find("#examples");
     if (!box) return;
-    const [changed, seen] = chosen.changed;
-    find("#examples-note").textContent = seen ? `${changed} of ${seen} test images get another label than from the dense network.` : "";
+    const { changed, seen: looked, mended, broken } = chosen.changed, many = (x) => x.toLocaleString("en");
+    find("#examples-note").textContent = !looked ? "" : `${many(changed)} of ${many(looked)} test images get another label than from the dense network${mended === null ? "" : `: ${many(broken)} were right before, ${many(mended)} are right now`}.`;
+    const guess = (one, name, said) => element("small", { class: one.truth === said ? "right" : "wrong" }, [`${name}: ${said}\u00a0${one.truth === said ? "✓" : "✗"}`]);
+    const side = (text, name, kind) => element("dd", {}, [element("small", {}, [kind === "text" ? `${name} goes on` : `nearest, ${name}`]), text]);
     box.replaceChildren(...chosen.examples.map((one) => (one.kind === "image"
-      ? element("figure", {}, [element("img", { src: one.picture, alt: `A test image: ${one.truth}` }, []), element("figcaption", {}, [one.truth, element("small", {}, [`dense: ${one.before}`, element("br", {}, []), `pruned: ${one.after}`])])])
-      : element("dl", {}, [element("dt", {}, [one.prompt]), element("dd", {}, [element("small", {}, [one.kind === "text" ? "dense goes on" : "nearest, dense"]), one.before]), element("dd", {}, [element("small", {}, [one.kind === "text" ? "pruned goes on" : "nearest, pruned"]), one.after])]))));
+      ? element("figure", {}, [element("img", { src: one.picture, alt: `A test image: ${one.truth}` }, []), element("figcaption", {}, [one.truth, guess(one, "dense", one.before), guess(one, "pruned", one.after)])])
+      : one.before === one.after
+        ? element("dl", { class: "same" }, [element("dt", {}, [one.prompt]), side(one.before, "dense and pruned", one.kind)])
+        : element("dl", {}, [element("dt", {}, [one.prompt]), side(one.before, "dense", one.kind), side(one.after, "pruned", one.kind)]))));
     box.className = chosen.examples.length && chosen.examples[0].kind === "image" ? "pictures" : "texts";
     find("#examples-card").hidden = !chosen.examples.length;
   }
@@ -308,7 +349,7 @@
   function detail() {
     const chosen = chosenGroup();
     layers(chosen); masks(chosen); examples(chosen); kernel(chosen);
-    all(".numbers tbody tr").forEach((row) => row.classList.toggle("chosen", row.closest(".panel").dataset.panel === String(panel) && here().groups[+row.dataset.group] === chosen));
+    all(".numbers .groups tr").forEach((row) => row.classList.toggle("chosen", row.closest(".panel").dataset.panel === String(panel) && here().groups[+row.dataset.group] === chosen));
   }
 
   function redraw() { if (data.panels.length) render(); }
@@ -330,14 +371,14 @@
       if (one === "" || other === "") return (one === "") - (other === "");  // what is missing stays below
       return (numeric ? one - other : one.localeCompare(other)) * (down ? -1 : 1);
     };
-    const body = table.tBodies[0];
+    const body = table.querySelector(".groups");
     body.append(...[...body.rows].sort(order));
   }
 
   function filter() {
     const wanted = find("#filter").value.toLowerCase().replace(/\s+%/g, "%").split(/\s+/).filter(Boolean);
     let shown = 0, total = 0;
-    all(".numbers tbody tr").forEach((row) => {
+    all(".numbers .groups tr").forEach((row) => {
       const said = [...row.cells].map((cell) => cell.textContent).join(" | ").toLowerCase().replace(/\s+%/g, "%").replace(/\s+/g, " ");
       const zeros = row.querySelector("[data-key=sparsity]"), share = zeros ? `${Math.round(100 * zeros.dataset.value)}` : "";
       const fits = wanted.every((word) => (/^[0-9.]+%?$/.test(word) ? share === word.replace("%", "") || (word.includes("%") && said.includes(word)) : said.includes(word)));
@@ -349,7 +390,7 @@
 
   // --------------------------------------------------------------------------------------------------------- events
   all(".numbers th button").forEach((button) => button.addEventListener("click", () => sortBy(button.closest("th"))));
-  all(".numbers tbody tr").forEach((row) => row.addEventListener("click", () => { find(`#group-${panel}`).value = row.dataset.group; detail(); }));
+  all(".numbers .groups tr").forEach((row) => row.addEventListener("click", () => { find(`#group-${panel}`).value = row.dataset.group; detail(); }));
   all("select.group").forEach((select) => select.addEventListener("change", detail));
   if (find("#filter")) find("#filter").addEventListener("input", filter);
   if (find("#panel")) find("#panel").addEventListener("change", (event) => {
@@ -375,7 +416,8 @@
   window.addEventListener("beforeprint", () => { printing = true; before = root.dataset.theme || ""; root.dataset.theme = "light"; root.classList.add("paper"); redraw(); });
   window.addEventListener("afterprint", () => { printing = false; root.classList.remove("paper"); if (before) root.dataset.theme = before; else delete root.dataset.theme; redraw(); });
 
-  all(".numbers tbody td.text").forEach((cell) => {
+  all("[data-fold]").forEach((box) => fold(box, +box.dataset.fold));
+  all(".numbers .groups td.text").forEach((cell) => {
     const mine = data.panels[+cell.closest(".panel").dataset.panel];
     const look = looks(mine, mine.methods.indexOf(cell.textContent));
     cell.prepend(element("span", { class: look.filling.includes("open") ? "dot open" : "dot", style: `--dot:var(--c${look.place})` }, []));

@@ -8,38 +8,22 @@ import datetime
 import io
 import json
 import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from prunus.errors import BadInput
 from prunus.report import svg, words
+from prunus.report.again import grids
 from prunus.report.facts import Panel, panels, payload
 from prunus.report.metrics import percent
+from prunus.report.table import columns, dense_rows, rows, size
 from prunus.storage import write
+from prunus.study.groups import SeedGroup
 from prunus.study.store import COLUMNS, Result, Store, as_text
 
 HERE = Path(__file__).parent
-TABLE = (
-    ("method", "method", "how the weights to drop were chosen"),
-    ("sparsity", "zeros", "fraction of zeros that was asked for"),
-    ("quality", "quality", "on the test set; mean and standard deviation over seeds"),
-    ("lost", "lost", "how much worse than the dense network"),
-    ("integers", "in integers", "the same with integer products"),
-    ("speedup", "than torch", "time of the dense network in torch over time of the packed one in its better kernels"),
-    ("float32", "than float32", "times faster than the fastest dense float32 engine"),
-    ("int8", "than int8", "times faster than the fastest dense int8 engine"),
-    ("smaller", "smaller", "bytes of the dense file over bytes of the packed one"),
-    ("memory", "in memory", "tensors of the network as it runs; layers that are faster dense stay dense"),
-    ("agreement", "same answer", "held-out inputs that get the answer the dense network gives"),
-    ("labels", "proved", "test points whose label is proved the same in their whole neighbourhood"),
-    ("bound", "off by at most", "certified: largest change of the outputs near the test points"),
-    ("attained", "attained", "the largest change a search found there"),
-    ("held_out", "nearly all within", "change that at most a small share of inputs exceeds, with 95 % confidence"),
-    ("energy", "energy lost", "share of the sum of squared weights that pruning removes"),
-    ("condition", "condition", "tangent kernel: largest over smallest eigenvalue"),
-    ("minutes", "minutes", "spent on making this network, on one core"),
-)
 
 
 def write_report(store: Store, path: str | os.PathLike[str], title: str = "") -> Path:
@@ -91,12 +75,12 @@ def render(store: Store, title: str = "") -> str:
 
     environment = Environment(loader=FileSystemLoader(HERE), autoescape=True, trim_blocks=True, lstrip_blocks=True)
     environment.filters["percent"] = percent
+    environment.filters["unbroken"] = _unbroken
     shown = [_panel(panel) for panel in found]
     failed = [result for result in results if result.status == "failed"]
     return environment.get_template("page.html").render(
         title=title or _title(found),
         panels=shown,
-        columns=_columns(shown),
         cells=len(results),
         failed=[{"what": _what(result), "error": result.error} for result in failed],
         notes=_notes(results),
@@ -104,25 +88,35 @@ def render(store: Store, title: str = "") -> str:
         style=(HERE / "style.css").read_text("utf8"),
         script=(HERE / "page.js").read_text("utf8"),
         plotly=(HERE / "plotly-basic.min.js").read_text("utf8"),
-        commands=_commands(results),
+        commands=grids(results),
         versions=next((result.record["versions"] for result in results if result.record.get("versions")), {}),
         settings=_certified(results),
+        timed=_timed(results),
         papers=papers,
         day=datetime.date.today().isoformat(),
         csv=_csv(results),
     )
 
 
-def _columns(shown: Sequence[Mapping[str, Any]]) -> list[tuple[str, str, str]]:
-    """The columns of the table that any row fills."""
-    rows = [row for panel in shown for row in panel["rows"]]
-    return [column for column in TABLE if any(row[column[0]][1] is not None for row in rows)]
-
-
 def _certified(results: Sequence[Result]) -> Mapping[str, Any]:
     """The settings that the page's last lines name: those of a cell with a certificate, where there is one."""
     ordered = sorted(results, key=lambda result: result.record.get("bound") is None)
     return ordered[0].config["settings"] if ordered else {}
+
+
+def _timed(results: Sequence[Result]) -> str:
+    """What one run of the timed networks was: a batch of 1 and of 32, or inputs of 1 × 512."""
+    shapes = next((result.record["timed"] for result in results if result.record.get("timed")), None)
+    if shapes:
+        return "inputs of " + " and ".join(" × ".join(map(str, shape)) for shape in shapes)
+    settings = results[0].config["settings"] if results else {}
+    second = settings.get("second_batch")
+    return f"a batch of {settings.get('batch', 1)}" + (f" and of {second}" if second else "")
+
+
+def _unbroken(text: str) -> str:
+    """A name such as CIFAR-10 stays on one line."""
+    return re.sub(r"(?<=\w)-(?=\d)", "\u2011", text)
 
 
 def _title(found: Sequence[Panel]) -> str:
@@ -142,10 +136,13 @@ def _panel(panel: Panel) -> dict[str, Any]:
         "alternatives": words.describe(panel),
         "cards": _cards(panel),
         "chosen": panel.groups.index(chosen) if chosen is not None else 0,
-        "choices": [f"{group.label}, {percent(group.sparsity, 0)} zeros" for group in panel.groups],
-        "rows": [_row(panel, number) for number in range(len(panel.groups))],
+        "choices": [f"{panel.title(group)}, {percent(group.sparsity, 0)} zeros" for group in panel.groups],
+        "rows": rows(panel),
+        "columns": columns(rows(panel)),
+        "dense": dense_rows(panel) if len(panel.rivals) > 1 else [],
         "histograms": svg.histograms(base.get("weights", [])),
         "peers": _peers(panel),
+        "batches": _batches(panel),
         "metric": panel.metric.name,
         "has_examples": any(group.results[0].record.get("examples") for group in panel.groups),
         "has_kernel": any(group.results[0].record.get("kernel") for group in panel.groups),
@@ -157,26 +154,27 @@ def _cards(panel: Panel) -> list[tuple[str, str, str]]:
     group = words.best(panel)
     if group is None or group.told is None:
         return []
-    metric = panel.metric
-    cards = [(metric.name, metric.spread(group.told), f"dense {metric.show(panel.dense or 0)}")]
-    (smaller, now), bound = words.size_of(group), group.mean("bound")
-    if group.faster is not None:
-        before, how = group.mean("time_dense_us") or 0, ", integers" if group.integers else ""
-        shown, than = words.speed_of(group)
-        beside = f"{_time(before / group.faster)} instead of {_time(before)}{' in torch' if than else ''}{how}"
-        cards.append(("than the fastest float32" if than else "faster", f"{shown:.1f} ×", beside))
-    rival = group.mean("faster_than_int8")
-    if rival is not None:
-        other = group.mean("quality_int8")
-        cards.append(("than dense int8", f"{rival:.1f} ×", "" if other is None else f"int8 has {metric.show(other)}"))
-    if smaller is not None:
-        before = group.mean("bytes_dense") or 0
-        cards.append(("smaller", f"{smaller:.1f} ×", f"{_size(now)} instead of {_size(before)}"))
-    agreement, proved = group.mean("agreement"), group.mean("labels_proved")
+    metric, cards = panel.metric, []
+    agreement, proved, bound = group.mean("agreement"), group.mean("labels_proved"), group.mean("bound")
     if agreement is not None:
-        beside = words.asked(group) if proved is None else f"proved for {percent(proved, 0)} near test points"
+        beside = words.asked(group) if proved is None else f"proved for {percent(proved, 0)} of test points"
         cards.append(("same answer", percent(agreement), beside))
-    elif bound is not None:
+    int8, other = group.mean("faster_than_int8"), group.mean("quality_int8")
+    if int8 is not None:
+        cards.append(("against dense int8", _times(int8), _two(group, "faster_than_int8")))
+    beside = f"dense {metric.show(panel.dense or 0)}" + ("" if other is None else f", int8 {metric.show(other)}")
+    cards.append((metric.name, metric.spread(group.told), beside))
+    if group.faster is not None:
+        before, rival = group.mean("time_dense_us") or 0, group.mean("faster_than_dense")
+        took = f"{_time(before / group.faster)}, dense in torch {_time(before)}"
+        if rival is None:
+            cards.append(("faster than dense", _times(group.faster), took))
+        else:
+            cards.append(("against dense float32", _times(rival), _two(group, "faster_than_dense") or took))
+    (smaller, now), before = words.size_of(group), group.mean("bytes_dense") or 0
+    if smaller is not None:
+        cards.append(("smaller", f"{smaller:.1f} ×", f"{size(now)} instead of {size(before)}"))
+    if agreement is None and bound is not None:
         attained = group.mean("attained")
         name = "off by at most (vacuous)" if group.vacuous else "off by at most"
         beside = f"a search finds {words.number(attained)}" if attained is not None else "2-norm of the outputs"
@@ -184,59 +182,37 @@ def _cards(panel: Panel) -> list[tuple[str, str, str]]:
     return cards
 
 
-def _peers(panel: Panel) -> list[tuple[str, str, str, str]]:
-    """Dense engines beside torch: which, batch, times faster, error of the outputs."""
-    rows = (panel.bases[0].get("peers") or []) if panel.bases else []
-    return [(row["name"], str(row["batch"]), f"{row['faster']:.2f} ×", f"{100 * row['error']:.1f} %") for row in rows]
+def _two(group: SeedGroup, column: str) -> str:
+    """1.5 × at batch 32"""
+    second, batch = group.mean(f"{column}_second"), group.results[0].config["settings"].get("second_batch")
+    return "" if second is None else f"{_times(second)} at batch {batch}"
+
+
+def _times(ratio: float) -> str:
+    return f"{ratio:.1f} ×" if ratio >= 0.95 else f"{ratio:.2f} ×"
+
+
+def _peers(panel: Panel) -> tuple[list[int], list[tuple[str, list[str], str]]]:
+    """Dense engines beside torch: the batch sizes, and for each engine its speed at these and its error."""
+    found = (panel.bases[0].get("peers") or []) if panel.bases else []
+    batches = list(dict.fromkeys(row["batch"] for row in found))
+    engines: dict[str, dict[int, Mapping[str, Any]]] = {}
+    for row in found:
+        engines.setdefault(row["name"], {})[row["batch"]] = row
+    shown = []
+    for name, cells in engines.items():
+        faster = [f"{cells[batch]['faster']:.2f} ×" if batch in cells else "–" for batch in batches]
+        shown.append((name, faster, f"{100 * max(cell['error'] for cell in cells.values()):.1f} %"))
+    return batches, shown
+
+
+def _batches(panel: Panel) -> list[int]:
+    settings = panel.groups[0].results[0].config["settings"]
+    return [size for size in (settings.get("batch"), settings.get("second_batch")) if size]
 
 
 def _time(microseconds: float) -> str:
     return f"{microseconds:.0f} µs" if microseconds < 1000 else f"{microseconds / 1000:.1f} ms"
-
-
-def _minutes(seconds: float) -> str:
-    return "< 0.1" if seconds < 6 else f"{seconds / 60:.1f}"
-
-
-def _size(count: float) -> str:
-    return f"{count / 1024:.0f} kB" if count < 2**20 else f"{count / 2**20:.1f} MB"
-
-
-def _row(panel: Panel, number: int) -> dict[str, tuple[str, float | str | None]]:
-    """One line of the table: for each column what is shown and what is sorted by."""
-    group = panel.groups[number]
-    metric, quality = panel.metric, group.means.get("quality")
-    lost, integers, rival = metric.lost(group), group.mean("quality_integers"), group.mean("faster_than_int8")
-    plain: dict[str, float | None] = {
-        name: group.mean(column)
-        for name, column in (
-            ("bound", "bound"),
-            ("attained", "attained"),
-            ("held_out", "held_out_bound"),
-            ("condition", "kernel_condition"),
-        )
-    }
-    energy, smaller = group.mean("energy_removed"), words.size_of(group)[0]
-    best = group.mean("faster_than_dense")
-    memory, seconds = group.mean("bytes_memory"), group.mean("making_seconds")
-    agreement, proved = group.mean("agreement"), group.mean("labels_proved")
-    return {
-        "method": (group.label, group.label),
-        "sparsity": (percent(group.sparsity, 0), group.sparsity),
-        "quality": ("–" if quality is None else metric.spread(quality), None if quality is None else quality.value),
-        "lost": ("–" if lost is None else metric.show_lost(lost), lost),
-        "integers": ("–" if integers is None else metric.show(integers), integers),
-        "int8": ("–" if rival is None else f"{rival:.2f} ×", rival),
-        "speedup": ("–" if group.faster is None else f"{group.faster:.2f} ×", group.faster),
-        "float32": ("–" if best is None else f"{best:.2f} ×", best),
-        "smaller": ("–" if smaller is None else f"{smaller:.2f} ×", smaller),
-        "agreement": ("–" if agreement is None else percent(agreement), agreement),
-        "memory": ("–" if memory is None else _size(memory), memory),
-        "minutes": ("–" if seconds is None else _minutes(seconds), seconds),
-        "labels": ("–" if proved is None else percent(proved, 0), proved),
-        "energy": ("–" if energy is None else percent(energy), energy),
-        **{name: ("–" if value is None else words.number(value), value) for name, value in plain.items()},
-    }
 
 
 def _paper(entry: Mapping[str, Any]) -> dict[str, Any]:
@@ -272,42 +248,6 @@ def _notes(results: Sequence[Result]) -> list[str]:
         for name, note in result.record.get("notes", {}).items():
             found[f"{name} {note}"] = found.get(f"{name} {note}", 0) + 1
     return [f"{note} ({count} cells)" for note, count in found.items()]
-
-
-def _commands(results: Sequence[Result]) -> list[str]:
-    """The study as TOML files, one for each set of settings: what `prunus study --grid` reads."""
-    found: dict[str, list[Result]] = {}
-    for result in results:
-        found.setdefault(json.dumps(result.config["settings"], sort_keys=True), []).append(result)
-    return [_command(members) for members in found.values()]
-
-
-def _command(results: Sequence[Result]) -> str:
-    from prunus.pruning.patterns import fixed_sparsity
-    from prunus.settings.study import Settings
-    from prunus.study.grid import AXES
-
-    lines = []
-    free = [result for result in results if fixed_sparsity(result.config["pattern"]) is None]
-    for axis in AXES:
-        asked = free if free and axis == "sparsity" else results
-        values = list(dict.fromkeys(result.config[axis] for result in asked))
-        lines.append(f"{axis} = {_toml(values)}")
-    given, usual = dict(results[0].config["settings"]), Settings()
-    given["weights"] = Path(given["weights"]).name  # the folder is private
-    changed = {name: value for name, value in given.items() if value != _plain(getattr(usual, name))}
-    if changed:
-        lines += ["", "[settings]", *(f"{name} = {_toml(value)}" for name, value in changed.items())]
-    return "\n".join(lines)
-
-
-def _toml(value: Any) -> str:
-    """A value as TOML writes it: JSON, but with characters beyond the first 65,536 as they are, and DEL escaped."""
-    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-
-
-def _plain(value: Any) -> Any:
-    return list(value) if isinstance(value, tuple) else value
 
 
 def _csv(results: Sequence[Result]) -> str:

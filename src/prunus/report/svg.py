@@ -49,12 +49,12 @@ def density(row: Mapping[str, Any], x: float) -> float:
 
 
 def verdict(row: Mapping[str, Any]) -> str:
-    """Whether the layer looks like independent centred draws, in words (ledger P-24)."""
+    """Whether the layer looks like independent random values around 0, in words (ledger P-24)."""
     ratio = row["norm"] / max(row["bulk_norm"], 1e-12)
     if row["fits"]:
-        return f"looks like independent draws: norm {row['norm']:.2f}, {ratio:.2f} of what such weights would have"
+        return f"like independent random values: norm {row['norm']:.2f}, {ratio:.2f} times that of such values"
     why = "its mean alone explains more" if row["mean_norm"] > row["bulk_norm"] else "it has a strong direction"
-    return f"not independent draws: norm {row['norm']:.2f} is {ratio:.1f} times the bulk ({why})"
+    return f"not independent random values: norm {row['norm']:.2f}, {ratio:.1f} times that of such values ({why})"
 
 
 def histograms(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -62,9 +62,9 @@ def histograms(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return [
         {
             "name": row["name"].removesuffix(".weight"),
-            "shape": " x ".join(map(str, row["shape"])),
+            "shape": " × ".join(map(str, row["shape"])),
             "picture": histogram(row),
-            "law": row["law"],
+            "law": f"{row['law'].capitalize() if row['law'] == 'laplace' else row['law']} law",
             "fits": row["fits"],
             "verdict": verdict(row),
             "second": row["second"],

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from prunus._by_path import import_object, is_import_path
 from prunus.duration import Duration
 from prunus.errors import BadInput, UnknownName
+from prunus.settings.training import OPTIMIZERS
 
 METRICS = ("accuracy", "perplexity", "spearman")
 
@@ -54,6 +55,7 @@ class Settings:
             key.
         keep: Keep each pruned network too, as networks/KEY.safetensors in the study's folder; one that is there is
             measured as it is and not made again. It does not change a cell's key.
+        optimizer: sgd, adam or adamw, in any training; language models and encoders want adamw and a small rate.
 
     Example:
         >>> quick = prunus.study.Settings(length="1ep", certify=0, kernel=0)
@@ -91,6 +93,7 @@ class Settings:
     examples: int = 0
     data_dir: str = ""
     keep: bool = False
+    optimizer: str = "sgd"
 
     def __post_init__(self) -> None:
         for text in (self.length, self.finetune, self.distil, self.gradual):
@@ -106,5 +109,7 @@ class Settings:
             if not is_import_path(self.metric):
                 raise UnknownName("metric", self.metric, METRICS)
             import_object(self.metric, "metric")
+        if self.optimizer not in OPTIMIZERS:
+            raise UnknownName("optimizer", self.optimizer, OPTIMIZERS)
         if not self.radius > 0:
             raise BadInput(f"The setting radius is {self.radius}: it must be a positive length.")

@@ -77,7 +77,18 @@ class Schedule:
                 raise BadInput(f"{name} of a schedule is {value!r}; it must be a finite number of at least 0.")
 
     def rate(self, lr: float, step: int, total: int, per_epoch: int, in_epochs: bool = True) -> float:
-        """The learning rate of the step number `step` (from 0) in a run of `total` steps."""
+        """The learning rate of the step number `step` (from 0) in a run of `total` steps.
+
+        Args:
+            lr: the base learning rate.
+            step: number of the step.
+            total: steps of the run.
+            per_epoch: steps of an epoch.
+            in_epochs: False lets a schedule by epochs fall at every step all the same.
+
+        Returns:
+            The learning rate.
+        """
         warm, cool = _steps(self.warmup, per_epoch), _steps(self.cooldown, per_epoch)
         unit = per_epoch if in_epochs and self.by == "epoch" else 1
         if step < warm:
@@ -216,11 +227,25 @@ class FitConfig:
         interval(self.every)
 
     def replace(self, **changes: Any) -> FitConfig:
-        """A copy with some fields changed."""
+        """A copy with some fields changed.
+
+        Args:
+            changes: new values by the names of fields.
+
+        Returns:
+            The copy.
+        """
         return dataclasses.replace(self, **changes)
 
     def plan(self, total: int) -> Schedule:
-        """The schedule as a `Schedule`, with the short names spelt out for a run of `total` steps."""
+        """The schedule as a `Schedule`, with the short names spelt out for a run of `total` steps.
+
+        Args:
+            total: steps of the run.
+
+        Returns:
+            The schedule.
+        """
         if isinstance(self.schedule, Schedule):
             return self.schedule
         if self.schedule == "warmup":

@@ -166,7 +166,7 @@ class NativeForward:
     def __deepcopy__(self, memo: dict[int, Any]) -> NativeForward:
         import copy
 
-        return NativeForward(copy.deepcopy(self.block, memo))  # what is native holds addresses
+        return NativeForward(copy.deepcopy(self.block, memo))  # the native block holds addresses of the old one
 
     def __getstate__(self) -> dict[str, Any]:
         return NativeForward(self.block).__dict__
@@ -193,7 +193,7 @@ class NativeForward:
             return True
         self._native = self._watch = None
         watch = kernels().Watch(*watch_modules(self.block))
-        if watch.same():  # otherwise something listens
+        if watch.same():  # otherwise a hook is set somewhere
             self._build(read_block(self.block), watch)
         return self._native is not None
 

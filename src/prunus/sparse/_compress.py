@@ -97,8 +97,8 @@ def compress(
             are then fixed beforehand, where the squared error is least; what lies outside is clipped. Fixed ranges let
             runs of convolutions hand bytes to each other. Without it ranges are measured at every call.
         release: free each dense layer as soon as it is packed, so that hardly more than the model itself is held at
-            any time. The model that was given is spent afterwards, also if this fails: its packed layers are empty,
-            and what is left is shared with the copy.
+            any time. The model that was given cannot be used afterwards, also if this fails: its packed layers are
+            empty, and what is left is shared with the copy.
 
     Returns:
         The copy.

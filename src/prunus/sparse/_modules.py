@@ -127,10 +127,18 @@ class PackedModule(nn.Module):
         return self.packed.dense()
 
     def tensors(self) -> list[Tensor]:
+        """The tensors of the packed weight, in the order of the layout."""
         return [tensor for field in _FIELDS if (tensor := getattr(self, field)) is not None]
 
     def plain(self, x: Any) -> bool:
-        """True if the kernel may be called directly: a plain Tensor, no autograd, tracing or dispatch mode."""
+        """True if the kernel may be called directly: a plain Tensor, no autograd, tracing or dispatch mode.
+
+        Args:
+            x: what the layer is called with.
+
+        Returns:
+            True or False.
+        """
         if type(x) is not Tensor or watched():
             return False
         if not torch.is_grad_enabled():
@@ -231,7 +239,18 @@ class BalancedLinear(PackedModule):
         permutation: Tensor | None = None,
         activations: torch.dtype | None = None,
     ) -> BalancedLinear:
-        """Pack what is not zero in `linear.weight`, its columns in the order of `permutation` where given."""
+        """Pack what is not zero in `linear.weight`, its columns in the order of `permutation` where given.
+
+        Args:
+            linear: the pruned layer.
+            bank: columns of one bank; None takes what needs the fewest slots.
+            dtype: how kept values are stored: torch.float32 (also for None), torch.bfloat16 or torch.int8.
+            permutation: an order of the columns, as `find_permutation` gives it.
+            activations: torch.int8 for integer products; None for float32.
+
+        Returns:
+            The packed layer.
+        """
         weight = linear.weight.detach()
         if permutation is not None:
             check_order(permutation, weight.shape[1])
@@ -253,6 +272,14 @@ class BalancedLinear(PackedModule):
         return self.rows
 
     def forward(self, input: Tensor) -> Tensor:
+        """The layer's output.
+
+        Args:
+            input: (..., in_features).
+
+        Returns:
+            (..., out_features), float32.
+        """
         order, x = self._buffers["permutation"], uncast(input)
         if order is not None:
             x = x.index_select(-1, order)
@@ -315,7 +342,17 @@ class SparseConv2d(PackedModule):
         dtype: torch.dtype | None = None,
         activations: torch.dtype | None = None,
     ) -> SparseConv2d:
-        """Pack what is not zero in `conv.weight`; groups become zeros between them."""
+        """Pack what is not zero in `conv.weight`; groups become zeros between them.
+
+        Args:
+            conv: the pruned layer.
+            bank: columns of one bank; None takes 16, or 64 where that needs far fewer slots.
+            dtype: how kept values are stored: torch.float32 (also for None), torch.bfloat16 or torch.int8.
+            activations: torch.int8 for integer products; None for float32.
+
+        Returns:
+            The packed layer.
+        """
         geometry = ConvGeometry.of(conv)
         packed = geometry.pack(conv.weight, conv.groups, bank, dtype)
         return cls(packed, geometry, conv.bias, activations=activations)
@@ -357,6 +394,15 @@ class SparseConv2d(PackedModule):
         return self.geometry.dilation
 
     def forward(self, input: Tensor, other: Tensor | None = None) -> Tensor:
+        """The layer's output.
+
+        Args:
+            input: images (n, in, h, w), or one without n.
+            other: is added before the activation.
+
+        Returns:
+            (n, out, h', w'), float32.
+        """
         x, other = uncast(input), uncast(other)
         if isinstance(x, Tensor) and x.dim() == 3:  # one image without a batch; what fx traces is no tensor
             return self.forward(x.unsqueeze(0), None if other is None else other.unsqueeze(0)).squeeze(0)

@@ -8,7 +8,6 @@ the bank's size itself. The layer reads its inputs in the new order, so nothing 
 from __future__ import annotations
 
 import fnmatch
-import math
 from collections.abc import Iterable
 
 import torch
@@ -16,6 +15,7 @@ from torch import Tensor, nn
 
 from prunus.contract import Masks, check_sparsity
 from prunus.errors import BadInput
+from prunus.formulas.banks import balanced_drops
 from prunus.select import drop_smallest_in_banks
 
 
@@ -50,7 +50,7 @@ def find_permutation(weight: Tensor, sparsity: float, bank: int = 16, *, rounds:
     identity = torch.arange(cols)
     if whole <= bank:
         return identity
-    drops = _drops(whole // bank, bank, sparsity)
+    drops = torch.tensor(balanced_drops([bank] * (whole // bank), sparsity))
     generator = torch.Generator().manual_seed(seed)
     order = energy[:, :whole].sum(0).argsort(descending=True)
     dealt = order.reshape(bank, -1)
@@ -58,13 +58,6 @@ def find_permutation(weight: Tensor, sparsity: float, bank: int = 16, *, rounds:
     best = min((identity[:whole], dealt.T.reshape(-1)), key=lambda p: float(_removed(energy[:, p], drops, bank).sum()))
     best = _swaps(energy, best, drops, bank, rounds, generator)
     return torch.cat([best, identity[whole:]])
-
-
-def _drops(banks: int, bank: int, sparsity: float) -> Tensor:
-    """Zeros in each bank: floor(s B) + [u_b < frac(s B)], u the van der Corput sequence."""
-    exact = round(sparsity * bank, 9)
-    spread = [int(f"{number:b}"[::-1], 2) / 2 ** max(1, number.bit_length()) for number in range(banks)]
-    return torch.tensor([math.floor(exact) + (u < exact - math.floor(exact)) for u in spread])
 
 
 def _removed(energy: Tensor, drops: Tensor, bank: int) -> Tensor:
@@ -122,10 +115,8 @@ def find_permuted_masks(
         if type(layer) is not nn.Linear or any(fnmatch.fnmatchcase(name, pattern) for pattern in exclude):
             continue
         order = find_permutation(layer.weight, sparsity, bank, seed=seed)
-        banks = -(-layer.in_features // bank)
-        drops = _drops(banks, bank, sparsity).tolist()
-        last = layer.in_features - (banks - 1) * bank
-        drops[-1] = min(drops[-1], last) if last == bank else math.floor(sparsity * last)
+        lengths = [min(bank, layer.in_features - start) for start in range(0, layer.in_features, bank)]
+        drops = balanced_drops(lengths, sparsity)
         kept = drop_smallest_in_banks(layer.weight.detach()[:, order].contiguous(), drops, bank, absolute=True)
         mask = torch.empty_like(kept)
         mask[:, order] = kept

@@ -32,7 +32,16 @@ class _Cell(nn.Module, ABC):
         self.input_size, self.hidden_size = inputs.in_features, state.in_features
 
     def run(self, x: Tensor, state: _States, backwards: bool) -> tuple[Tensor, _States]:
-        """All steps of x (steps, n, inputs) from a state (each n x hidden): every h, and the last state."""
+        """All steps of x (steps, n, inputs) from a state (each n x hidden): every h, and the last state.
+
+        Args:
+            x: inputs (steps, n, inputs).
+            state: what the first step starts from, each (n, hidden).
+            backwards: go from the last step to the first.
+
+        Returns:
+            Every h (steps, n, hidden), and the last state.
+        """
         native = self._run_natively(x, state, backwards)
         if native is not None:
             return native
@@ -100,15 +109,40 @@ class SparseLSTMCell(_Cell):
 
     @classmethod
     def from_dense(cls, cell: nn.LSTMCell, dtype: torch.dtype | None = None) -> SparseLSTMCell:
-        """Pack what is not zero in the cell's two matrices."""
+        """Pack what is not zero in the cell's two matrices.
+
+        Args:
+            cell: the pruned cell.
+            dtype: how kept values are stored: torch.float32 (also for None), torch.bfloat16 or torch.int8.
+
+        Returns:
+            The packed cell.
+        """
         return cls(*_pair(cell, dtype))
 
     def forward(self, input: Tensor, hx: State | None = None) -> State:
+        """As `nn.LSTMCell`.
+
+        Args:
+            input: (n, inputs).
+            hx: h and c, each (n, hidden); zeros unless given.
+
+        Returns:
+            The next h and c.
+        """
         h, c = self._one_step(input, hx)
         return h, c
 
     def advance(self, gates: Tensor, state: _States) -> _States:
-        """One step, given the inputs' share of the gates."""
+        """One step, given the inputs' share of the gates.
+
+        Args:
+            gates: the inputs' share of the gates, (n, 4 hidden).
+            state: h and c, each (n, hidden).
+
+        Returns:
+            The next h and c.
+        """
         h, c = state
         i, f, g, o = (gates + self.state(h)).chunk(4, 1)
         c = f.sigmoid() * c + i.sigmoid() * g.tanh()
@@ -202,13 +236,33 @@ class SparseLSTM(_Layers):
 
     @classmethod
     def from_dense(cls, lstm: nn.LSTM, dtype: torch.dtype | None = None) -> SparseLSTM:
-        """Pack what is not zero in the layer's matrices; projections are not supported."""
+        """Pack what is not zero in the layer's matrices; projections are not supported.
+
+        Args:
+            lstm: the pruned layer.
+            dtype: how kept values are stored: torch.float32 (also for None), torch.bfloat16 or torch.int8.
+
+        Returns:
+            The packed layer.
+
+        Raises:
+            BadInput: if the layer has projections.
+        """
         if lstm.proj_size:
             raise BadInput("LSTMs with projections cannot be packed; leave this layer dense.")
         cells = [SparseLSTMCell(*pair) for pair in _matrices(lstm, dtype)]
         return cls(cells, lstm.batch_first, lstm.bidirectional)
 
     def forward(self, input: Tensor, hx: State | None = None) -> tuple[Tensor, State]:
+        """As `nn.LSTM`.
+
+        Args:
+            input: (steps, n, inputs), or (n, steps, inputs) with `batch_first`.
+            hx: h and c to start from; zeros unless given.
+
+        Returns:
+            Every h of the last layer, and the last h and c of all layers.
+        """
         out, (h, c) = self._run(input, hx)
         return out, (h, c)
 

@@ -59,7 +59,7 @@ class _NativeModel(ABC):
         self._blocks: list[Any] = []
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _NativeModel:
-        return type(self)(copy.deepcopy(self.model, memo))  # what is native holds addresses
+        return type(self)(copy.deepcopy(self.model, memo))  # the native blocks hold addresses of the old ones
 
     def __getstate__(self) -> dict[str, Any]:
         return type(self)(self.model).__dict__

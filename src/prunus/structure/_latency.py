@@ -62,13 +62,13 @@ def seconds(coupling: Coupling, model: nn.Module, example: Example) -> tuple[Cos
     return cost, _liked(model, products, smallest)
 
 
-def share_of_time(model: nn.Module, small: nn.Module, example: Example) -> float:
+def share_of_time(model: nn.Module, small: nn.Module, example: Example, repeats: int = 15) -> float:
     """Seconds of the smaller model over those of the original, measured in turns."""
     flags = [(module, module.training) for each in (model, small) for module in each.modules()]
     model.eval(), small.eval()
     try:
         runs = {"model": lambda: outputs(model, example), "small": lambda: outputs(small, example)}
-        return timing.ratios(_samples(runs, repeats=15), "model")["small"]
+        return timing.ratios(_samples(runs, repeats=repeats), "model")["small"]
     finally:
         for module, flag in flags:
             module.training = flag

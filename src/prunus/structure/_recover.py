@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from prunus.adapters import Batch, call, main_output
 from prunus.structure._features import Solvable, at, real_places, unpadded
 from prunus.structure._labels import Array
+from prunus.structure.elimination import damping
 from prunus.structure.groups import Coupling
 
 RIDGE = 1e-3
@@ -65,7 +66,8 @@ def solve(
     """Least squares for every layer of `small`, in the order in which they run, so that it gives what `model` gives.
 
     Each layer sees what the solved layers before it give, and is asked for the original's outputs (those that stay):
-    W = argmin |Y - X W'|^2 / rows + ridge |W - W_0|^2, with a bias where the layer has one. In place.
+    W = argmin |Y - X W'|^2 / rows + ridge |W - W_0|^2, with a bias where the layer has one and a larger ridge where the
+    data has few rows. In place.
     """
     targets: dict[str, Tensor] = {}
     originals = at(model, layers)
@@ -109,9 +111,10 @@ def _solve_one(layer: Solvable, x: Tensor, y: Tensor) -> None:
         mean_x, mean_y = x.mean(0), y.mean(0)
         x, y = x - mean_x, y - mean_y
     second = x.T @ x / len(x)
-    ridge = RIDGE * float(second.diagonal().mean()) + 1e-12
-    second.diagonal().add_(ridge)
-    new = torch.linalg.solve(second, x.T @ y / len(x) + ridge * old.T).T
+    share = damping(len(x), x.shape[1])
+    ridge = RIDGE * second.diagonal().mean() + share * second.diagonal() + 1e-12
+    second = (1 - share) * second + torch.diag(ridge)
+    new = torch.linalg.solve(second, (1 - share) * (x.T @ y) / len(x) + ridge[:, None] * old.T).T
     layer.assign(new)
     if bias is not None:
         with torch.no_grad():

@@ -13,7 +13,7 @@ import torch
 from prunus._torch import pytree
 from prunus.structure import _moves
 from prunus.structure._labels import Labels, broadcast, contract, unify
-from prunus.structure._walk import Product, Result, Rule, Site, Walk
+from prunus.structure._walk import Product, Result, Rule, Site, Walk, operator_name
 
 RULES: dict[str, Rule] = {}
 
@@ -292,3 +292,15 @@ def matmul(walk: Walk, site: Site, left: Labels, right: Labels, **details: Any) 
 
 def weight_of(walk: Walk, node: Any) -> str | None:
     return walk.names.get(node)
+
+
+def matrix_of(walk: Walk, node: Any) -> dict[str, Any]:
+    """The parameter that a product reads as its second operand, as it is or transposed, and its dimensions."""
+    name = walk.names.get(node)
+    source = node.args[0] if getattr(node, "kind", "") == "call" and node.args else None
+    if name is None and source in walk.names and len(source.shape) == 2 and operator_name(node) in _TURNS:
+        return {"weight": walk.names[source], "inputs": 1, "outputs": 0}
+    return {"weight": name, "inputs": 0, "outputs": 1}
+
+
+_TURNS = ("t", "transpose", "permute", "numpy_T", "mT", "adjoint", "swapaxes")

@@ -10,7 +10,7 @@ import numpy as np
 
 from prunus.structure import _moves
 from prunus.structure._labels import Block, Labels, unify
-from prunus.structure._rules import matmul, product, rule, weight_of
+from prunus.structure._rules import matmul, matrix_of, product, rule, weight_of
 from prunus.structure._walk import Product, Result, Site, Walk
 
 
@@ -26,14 +26,12 @@ def _linear(walk: Walk, site: Site, args: Sequence[Any], kwargs: Mapping[str, An
 
 @rule("matmul", "mm", "bmm", "mv", "dot", "__matmul__")
 def _matmul(walk: Walk, site: Site, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Result:
-    name = weight_of(walk, site.node.args[1])
-    return matmul(walk, site, args[0], args[1], weight=name, inputs=0, outputs=1)
+    return matmul(walk, site, args[0], args[1], **matrix_of(walk, site.node.args[1]))
 
 
 @rule("addmm", "baddbmm")
 def _addmm(walk: Walk, site: Site, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Result:
-    name = weight_of(walk, site.node.args[2])
-    out = matmul(walk, site, args[1], args[2], weight=name, inputs=0, outputs=1)
+    out = matmul(walk, site, args[1], args[2], **matrix_of(walk, site.node.args[2]))
     return walk.pointwise(site, [out, args[0]], site.shape)
 
 
@@ -215,6 +213,7 @@ def _embedding(walk: Walk, site: Site, args: Sequence[Any], kwargs: Mapping[str,
     name = weight_of(walk, site.node.args[0])
     if name is not None and site.node.args[1] not in walk.constant:
         walk.named_only.extend((name, block.atoms) for block in columns)
+        walk.products.append(Product(site, 0, (), weight=name, inputs=0, outputs=1))  # it makes its columns
     return Labels(site.shape, tuple(columns))
 
 

@@ -11,15 +11,17 @@ from typing import Any
 
 import numpy as np
 from torch import nn
+from torch.nn.parameter import UninitializedParameter
 
 from prunus.adapters import Batch
 from prunus.contract import Masks
-from prunus.errors import BadInput
+from prunus.errors import BadInput, first_line
 from prunus.graph import read, unwrapped
 from prunus.settings.structure import Options
 from prunus.structure import _depth, _latency, _surgery, costs
 from prunus.structure._call import Example, example_for
 from prunus.structure._choice import Known, learn, shares_of_damage, widths, widths_by_name
+from prunus.structure._compare import outputs_of
 from prunus.structure._config import Knob, configured, find_knobs, matched, tie_layers, update_config
 from prunus.structure._features import solvable
 from prunus.structure._labels import Array
@@ -31,6 +33,7 @@ from prunus.structure.groups import Coupling, FixedLayer, find_groups
 
 _LEAST = 1 / 8  # of a group that is narrowed so that others, which a configuration cannot say, stay whole
 _ROUNDS = 6  # of choosing and timing
+_NEAR = 0.93  # of the time asked for: fast enough, and no faster than need be
 
 
 @dataclass(frozen=True)
@@ -39,8 +42,8 @@ class GroupRow:
 
     Attributes:
         name: The layer that makes the units first.
-        kind: What they are: "neurons", "channels", "groups" (of channels), "heads", "units" (of recurrent layers), or
-            "block" for a whole residual block that left.
+        kind: What they are: "neurons", "channels", "groups" (of channels), "heads", "units" (of recurrent layers),
+            "columns" (of embeddings), or "block" for a whole residual block that left.
         before: How many units the group had.
         after: How many it keeps.
         damage: Its share of the whole damage, where the allocation measured it; for a block the change of the outputs
@@ -160,7 +163,7 @@ class _Search:
 
     def __init__(self, model: nn.Module, example: Example, batches: list[Batch], options: Options) -> None:
         self.model, self.example, self.batches, self.options = model, example, batches, options
-        self.teacher = copy.deepcopy(model).eval()
+        self.teacher = _copied(model).eval()
         self.work = self.teacher  # without the blocks that left
         self.gone: list[_depth.Gone] = []
         self.plain = configured(model) and not options.per_layer
@@ -235,15 +238,25 @@ class _Search:
         now = cost(costs.full(self.coupling))
         if self.gone:
             now /= _latency.share_of_time(self.teacher, self.work, self.example)
-        aim, fastest = fraction, float("inf")
+        aim, fastest, best = fraction, float("inf"), None
+        tried: set[tuple[int, ...]] = set()
         for _ in range(_ROUNDS):
             counts = widths(self.coupling, known, cost, aim * now, self.options, self.options.multiple or liked)
+            if tuple(counts) in tried:
+                break
+            tried.add(tuple(counts))
             found = self._cut(known, counts, cost)
             share = _latency.share_of_time(self.teacher, found.cut.model, self.example)
-            if share <= fraction:
-                return _Narrowed(known, counts, found.stays, found.cut, share)
+            if share <= fraction:  # told from a second, longer measurement: the first was lucky if it was chosen for it
+                share = _latency.share_of_time(self.teacher, found.cut.model, self.example, repeats=45)
+            if share <= fraction and (best is None or share > best.share):
+                best = _Narrowed(known, counts, found.stays, found.cut, share)
+            if _NEAR * fraction <= share <= fraction:
+                break
             fastest = min(fastest, share)
-            aim *= 0.97 * fraction / share
+            aim = min(aim * 0.98 * fraction / share, 1.0)
+        if best is not None:
+            return best
         raise BadInput(
             f"The model cannot be brought to {fraction:.1%} of its time on this machine: the fastest that was tried "
             f"takes {fastest:.1%}. Ask for a larger fraction, exclude less, or give a larger batch as the example."
@@ -257,7 +270,7 @@ class _Search:
         modes = {name: module.training for name, module in self.model.named_modules()}
         for name, module in small.named_modules():
             module.training = modes[name]
-        expected = _surgery.outputs_of(small, self.example) if self.gone else []
+        expected = outputs_of(small, self.example) if self.gone else []
         _depth.compact(small)
         if self.gone:
             _surgery.require_equal(small, self.example, expected)
@@ -368,6 +381,19 @@ def shrink(
     return find_removal(
         model, fraction, example=example, data=data, score=score, measure=measure, exclude=exclude, **options
     ).apply()
+
+
+def _copied(model: nn.Module) -> nn.Module:
+    lazy = [name for name, value in model.named_parameters() if isinstance(value, UninitializedParameter)]
+    if lazy:
+        raise BadInput(f"{lazy[0]} has no size yet: call the model once on an input, then shrink it.")
+    try:
+        return copy.deepcopy(model)
+    except (RuntimeError, TypeError) as error:
+        raise BadInput(
+            f"The model cannot be copied ({first_line(error).rstrip('.')}); take off what computes its weights, as "
+            "torch.nn.utils.remove_weight_norm does, or what it holds that is no tensor."
+        ) from None
 
 
 def _nothing(coupling: Coupling) -> str:

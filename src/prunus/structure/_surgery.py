@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +21,8 @@ from torch import Tensor, nn
 from prunus.contract import Masks
 from prunus.errors import BadInput, first_line
 from prunus.layers import plain_names
-from prunus.structure._call import Example, outputs
+from prunus.structure._call import Example
+from prunus.structure._compare import Trial, compare, find_trials
 from prunus.structure._labels import Array, Labels
 from prunus.structure.groups import Coupling, padding_attribute
 
@@ -95,6 +97,16 @@ def masks_of(model: nn.Module, coupling: Coupling, stays: Array) -> Masks:
         if not bool(mask.all()):
             masks[plain[name]] = mask
     return Masks.adopt(masks, {"pattern": "channels", "from": "shrink"})
+
+
+def _zero_vectors(model: nn.Module, coupling: Coupling, stays: Array) -> None:
+    """Zeros in biases and norms too where units leave, so that the units themselves are zero."""
+    with torch.no_grad():
+        for name, value in model.named_parameters():
+            labels = coupling.walk.tensors.get(name)
+            if value.ndim == 1 and labels is not None:
+                for block in labels.blocks:
+                    value.mul_(torch.from_numpy(coupling.of_atoms(stays, block.atoms)).to(value))
 
 
 # ---------------------------------------------------------------------------------------------------------- attributes
@@ -174,14 +186,34 @@ def padding_edits(model: nn.Module, coupling: Coupling, stays: Array) -> list[Ed
     return edits
 
 
+_WIDTH = re.compile(
+    r"head|dim|hidden|chan|feat|width|size|embed|embd|inner|inter|unit|neuron|plane|filter|group|split|^[dnc]_|^[dnc]$"
+)
+_ELSE = re.compile(r"max|min|len|pos|seq|vocab|token|pad|idx|index|patch|image|window|kernel|stride|label|class|layer")
+
+
 @dataclass(frozen=True)
 class Guess:
-    """Whole numbers of a class of modules that may be a size that changes: by module, the new value."""
+    """Whole numbers of a class of modules that may be a size that changes: by module, the new value.
+
+    It is `alone` where no operator of the module keeps a size of that number, and `certain` where, besides, its name
+    speaks of a width. Others (`max_len`, `limit`) are changed only where the model does not run or is wrong without it:
+    the example need not show what they are for.
+    """
 
     kind: str
     attribute: str
     values: tuple[Edit, ...]
-    certain: bool
+    alone: bool
+
+    @property
+    def certain(self) -> bool:
+        return self.alone and bool(_WIDTH.search(self.attribute.lower())) and not self.otherwise
+
+    @property
+    def otherwise(self) -> bool:
+        """Whether the name speaks of something else than a width."""
+        return bool(_ELSE.search(self.attribute.lower()))
 
 
 def guesses(model: nn.Module, coupling: Coupling, stays: Array) -> list[Guess]:
@@ -202,10 +234,10 @@ def guesses(model: nn.Module, coupling: Coupling, stays: Array) -> list[Guess]:
             new = table.get(value, set()) - {value}
             if value > 1 and new:
                 key = (type(module).__qualname__, attribute)
-                certain = len(table[value]) == 1
-                found.setdefault(key, []).append((Edit(path, attribute, min(new)), certain))
+                alone = len(table[value]) == 1
+                found.setdefault(key, []).append((Edit(path, attribute, min(new)), alone))
     return [
-        Guess(kind, attribute, tuple(edit for edit, _ in edits), all(certain for _, certain in edits))
+        Guess(kind, attribute, tuple(edit for edit, _ in edits), all(alone for _, alone in edits))
         for (kind, attribute), edits in found.items()
     ]
 
@@ -245,7 +277,6 @@ def operate(
     coupling: Coupling,
     stays: Array,
     example: Example,
-    tolerance: float = 1e-4,
     decided: Mapping[tuple[str, str], bool] | None = None,
 ) -> tuple[Cut, dict[tuple[str, str], bool]]:
     """A smaller copy of `model`, run and compared with the masked original; raises `DoesNotRun` if none is equal.
@@ -253,7 +284,9 @@ def operate(
     Returns the cut and which guessed attributes were changed, so that a second cut need not search again.
     """
     masked = masks_of(model, coupling, stays).apply_(copy.deepcopy(model).eval())
-    expected = outputs(masked, example) if coupling.walk.exact else None
+    if not coupling.walk.exact:
+        _zero_vectors(masked, coupling, stays)
+    trials = find_trials(model, masked, example, exact=coupling.walk.exact)
     del masked
     short = copy.deepcopy(model)
     padding = padding_edits(short, coupling, stays)
@@ -272,11 +305,11 @@ def operate(
             )
         apply_edits(short, edits)
         try:
-            difference = _difference(short, example, expected)
+            difference, right = compare(short, trials)
         except (RuntimeError, ValueError, IndexError, TypeError, AssertionError, ZeroDivisionError) as error:
             problem = problem or _place(error, short)
             continue
-        if difference <= tolerance:
+        if right:
             made = [e for g, change in zip(unsure, choice) if change for e in g.values]
             answer = {(g.kind, g.attribute): bool(change) for g, change in zip(unsure, choice)}
             return Cut(short, (*sure, *made), difference), answer
@@ -284,21 +317,10 @@ def operate(
     raise DoesNotRun(f"The smaller model does not run as it should: {problem}.")
 
 
-def outputs_of(model: nn.Module, example: Example) -> list[Tensor]:
-    """The outputs for an example in evaluation mode; the modes are put back."""
-    training = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        return outputs(model, example)
-    finally:
-        for module, flag in training:
-            module.training = flag
-
-
 def require_equal(model: nn.Module, example: Example, expected: list[Tensor], tolerance: float = 1e-5) -> None:
     """Refuse a model whose outputs are not those expected."""
     try:
-        gap = _difference(model, example, expected)
+        gap = Trial(example, expected, tolerance).gap(model)
     except (RuntimeError, ValueError, IndexError, TypeError, AssertionError, KeyError) as error:
         raise BadInput(f"The model does not run without its blocks: {_place(error, model)}.") from None
     if gap > tolerance:
@@ -313,31 +335,17 @@ def _choices(unsure: list[Guess], decided: Mapping[tuple[str, str], bool] | None
     if decided is not None and all((g.kind, g.attribute) in decided for g in unsure):
         yield tuple(decided[g.kind, g.attribute] for g in unsure)
         return
-    start = [guess.certain for guess in unsure]
-    order = sorted(range(len(unsure)), key=lambda at: unsure[at].certain)
-    tried = 0
-    for number in range(len(unsure) + 1):
-        for flipped in itertools.combinations(order, number):
-            yield tuple(value != (at in flipped) for at, value in enumerate(start))
-            tried += 1
-            if tried >= _TRIES:
-                return
+    start = tuple(guess.certain for guess in unsure)
+    order = sorted(range(len(unsure)), key=lambda at: (unsure[at].otherwise, unsure[at].certain))
 
+    def flipped(number: int) -> Iterator[tuple[bool, ...]]:
+        for some in itertools.combinations(order, number):
+            yield tuple(value != (at in some) for at, value in enumerate(start))
 
-def _difference(model: nn.Module, example: Example, expected: list[Tensor] | None) -> float:
-    """Largest difference to the expected outputs, relative to the largest of them."""
-    found = outputs_of(model, example)
-    if expected is None:
-        return 0.0 if all(bool(each.isfinite().all()) for each in found) else float("inf")
-    if len(found) != len(expected) or any(a.shape != b.shape for a, b in zip(found, expected)):
-        return float("inf")
-    worst = 0.0
-    for a, b in zip(found, expected):
-        if a.numel() and a.is_floating_point():
-            scale = max(float(b.abs().nan_to_num().max()), 1e-30)
-            gap = float((a - b).abs().max()) / scale
-            worst = max(worst, gap if gap == gap else float("inf"))
-    return worst
+    whole = [tuple(g.alone and not g.otherwise for g in unsure), tuple(g.alone for g in unsure)]
+    more = itertools.chain.from_iterable(flipped(number) for number in range(2, len(unsure) + 1))
+    yield from itertools.islice(dict.fromkeys(itertools.chain([start], flipped(1), whole)), _TRIES)
+    yield from itertools.islice(more, _TRIES)
 
 
 def _place(error: Exception, model: nn.Module) -> str:

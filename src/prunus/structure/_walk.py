@@ -132,7 +132,7 @@ def walk(graph: Graph, *, exact: bool = True) -> Walk:
 def _called(found: Walk, node: Node, values: dict[Node, Result]) -> Result:
     from prunus.structure._rules import rule_for
 
-    site = Site(node, _name(node))
+    site = Site(node, operator_name(node))
     args = replaced(node.args, values.__getitem__)
     kwargs = replaced(node.kwargs, values.__getitem__)
     result = args[0][args[1]] if node.op == "getitem" else rule_for(node.function, site.name)(found, site, args, kwargs)
@@ -153,7 +153,7 @@ def _non_persistent(model: nn.Module) -> set[str]:
     }
 
 
-def _name(node: Node) -> str:
+def operator_name(node: Node) -> str:
     """linear for aten.linear.default."""
     schema = getattr(node.function, "_schema", None)
     name = schema.name.rpartition("::")[2] if schema is not None else node.op

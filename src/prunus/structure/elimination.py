@@ -1,4 +1,4 @@
-"""Which units can be missed most easily: backward elimination with exact least squares.
+"""Which units can be spared most easily: backward elimination with exact least squares.
 
 For the layers that read a group, the inputs X (rows, columns) and the weight W give the outputs X W'. If unit u leaves
 and the columns that stay are solved for again, the outputs change by
@@ -113,7 +113,7 @@ class _State:
 def second_moments(
     model: nn.Module, layers: Sequence[Solvable], batches: Sequence[Batch], seed: int
 ) -> dict[str, Tensor]:
-    """X'X / rows of the inputs of each layer, in double precision."""
+    """X'X / rows of the inputs of each layer, in double precision; damped where there are few rows."""
     sums: dict[str, Tensor] = {}
     rows: dict[str, int] = {}
     now: list[Tensor | None] = [None]  # the places of the batch that is running
@@ -135,4 +135,18 @@ def second_moments(
     finally:
         for handle in handles:
             handle.remove()
-    return {name: value / rows[name] for name, value in sums.items()}
+    return {name: damped(value / rows[name], rows[name]) for name, value in sums.items()}
+
+
+def damped(second: Tensor, rows: int) -> Tensor:
+    """Second moments from fewer rows than twice the columns, drawn towards their diagonal.
+
+    Few rows can be answered with few columns, whatever they hold; others cannot. The diagonal is what is known well.
+    """
+    share = damping(rows, len(second))
+    return second if share == 0 else (1 - share) * second + share * torch.diag(second.diagonal())
+
+
+def damping(rows: int, columns: int) -> float:
+    """How far to draw second moments towards their diagonal: not at all where there are rows enough."""
+    return 0.0 if rows >= 2 * columns else columns / (rows + columns)

@@ -35,7 +35,8 @@ class Group:
 
     Attributes:
         name: The layer that makes the units first.
-        kind: What they are: "neurons", "channels", "groups" (of channels), "heads" or "units" (of recurrent layers).
+        kind: What they are: "neurons", "channels", "groups" (of channels), "heads", "units" (of recurrent layers) or
+            "columns" (of embeddings).
         classes: The number of each unit among all units of the model.
         parts: Where the units lie in each tensor.
         makers: The weights whose output dimension the units run along.
@@ -59,7 +60,15 @@ class Group:
         return len(self.classes)
 
     def part(self, tensor: str, dim: int) -> Part | None:
-        """Where the units lie in this tensor along this dimension; None where they do not."""
+        """Where the units lie in this tensor along this dimension; None where they do not.
+
+        Args:
+            tensor: name of a parameter or buffer.
+            dim: one of its dimensions.
+
+        Returns:
+            The part, or None.
+        """
         return next((part for part in self.parts if part.tensor == tensor and part.dim == dim), None)
 
 
@@ -113,22 +122,52 @@ class Coupling:
     grains: dict[int, int] = field(default_factory=dict)
 
     def kept(self, keep: Mapping[int, Array]) -> Array:
-        """Whether each class stays; `keep` holds a boolean array for some groups (by position), the others stay."""
+        """Whether each class stays; `keep` holds a boolean array for some groups (by position), the others stay.
+
+        Args:
+            keep: position of a group -> which of its units stay.
+
+        Returns:
+            For every unit of the model, whether it stays.
+        """
         stays = np.ones(self.number, dtype=bool)
         for position, mask in keep.items():
             stays[self.groups[position].classes] = mask
         return stays
 
     def of_atoms(self, stays: Array, atoms: Array) -> Array:
-        """For each atom, whether its unit stays."""
+        """For each atom, whether its unit stays.
+
+        Args:
+            stays: for every unit of the model, whether it stays.
+            atoms: numbers of atoms, in any shape.
+
+        Returns:
+            True or False in the same shape.
+        """
         return stays[self.classes[atoms]]
 
     def step(self, position: int, multiple: int = 1) -> int:
-        """Of what the number of units of a group must be a multiple, if all widths are multiples of `multiple`."""
+        """Of what the number of units of a group must be a multiple, if all widths are multiples of `multiple`.
+
+        Args:
+            position: the group's.
+            multiple: widths are multiples of this.
+
+        Returns:
+            The step.
+        """
         return math.lcm(multiple, self.grains.get(position, 1))
 
     def without(self, reasons: Mapping[int, str]) -> Coupling:
-        """The same with some groups (by position) fixed, each for a reason."""
+        """The same with some groups (by position) fixed, each for a reason.
+
+        Args:
+            reasons: position of a group -> why it is fixed.
+
+        Returns:
+            A copy.
+        """
         kept = [at for at in range(len(self.groups)) if at not in reasons]
         where = {old: new for new, old in enumerate(kept)}
         fixed = [FixedLayer(self.groups[at].name, len(self.groups[at]), reason) for at, reason in reasons.items()]
@@ -206,6 +245,8 @@ def _group(
 def _kind(product: Product, size: int, attention: bool) -> str:
     if attention:
         return "heads"
+    if product.site.name == "embedding":
+        return "columns"
     if product.site.name.startswith("conv"):
         return "groups" if size > 1 and product.groups > 1 else "channels"
     return "units" if product.site.name in ("lstm", "gru", "rnn_tanh", "rnn_relu") else "neurons"
@@ -232,7 +273,7 @@ def _make_rectangular(walk: Walk) -> None:
     seen: set[bytes] = set()
     for _, labels in walk.values:
         for block in labels.blocks:
-            if len(block.dims) < 2:
+            if len(block.dims) < 2 or not block.atoms.size:
                 continue
             key = block.atoms.tobytes() + repr(block.atoms.shape).encode()
             if key in seen:

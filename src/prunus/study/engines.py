@@ -110,7 +110,11 @@ class Engine(Protocol):
     slots: int
 
     def submit(self, job: Job) -> None:
-        """Put a job at the end of the queue."""
+        """Put a job at the end of the queue.
+
+        Args:
+            job: what is to be done.
+        """
         ...
 
     def running(self) -> list[Job]:
@@ -118,7 +122,14 @@ class Engine(Protocol):
         ...
 
     def wait(self, seconds: float) -> list[Outcome]:
-        """Outcomes that have arrived, after waiting for one at most so long."""
+        """Outcomes that have arrived, after waiting for one at most so long.
+
+        Args:
+            seconds: how long to wait at most.
+
+        Returns:
+            The outcomes; none where nothing has ended.
+        """
         ...
 
     def close(self) -> None:
@@ -152,7 +163,11 @@ class LocalEngine:
         self._ready = selectors.DefaultSelector()
 
     def submit(self, job: Job) -> None:
-        """Put a job at the end of the queue."""
+        """Put a job at the end of the queue.
+
+        Args:
+            job: what is to be done.
+        """
         self._queue.append(job)
 
     def running(self) -> list[Job]:
@@ -160,7 +175,14 @@ class LocalEngine:
         return [job for job in self._workers.values() if job is not None]
 
     def wait(self, seconds: float) -> list[Outcome]:
-        """Outcomes that have arrived, after waiting for one at most so long."""
+        """Outcomes that have arrived, after waiting for one at most so long.
+
+        Args:
+            seconds: how long to wait at most.
+
+        Returns:
+            The outcomes; none where nothing has ended.
+        """
         self._feed()
         outcomes = []
         for key, _ in self._ready.select(seconds if self.running() else 0):

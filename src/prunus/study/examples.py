@@ -29,27 +29,29 @@ def examples(cell: Cell, dense: nn.Module, pruned: nn.Module, test: Any) -> dict
             return {"examples": _texts(cell, dense, pruned, test, count)}
         if metric == "spearman":
             return {"examples": _nearest(cell, dense, pruned, test, count)}
-        found, changed, seen = _images(dense, pruned, test, count)
-        return {"examples": found, "labels_changed": changed, "labels_seen": seen}
+        found, counts = _images(dense, pruned, test, count)
+        return {"examples": found, **{f"labels_{name}": number for name, number in counts.items()}}
 
 
-def _images(dense: nn.Module, pruned: nn.Module, test: Any, count: int) -> tuple[list[dict[str, Any]], int, int]:
-    """Images that get another label than before; how many there are among how many."""
+def _images(dense: nn.Module, pruned: nn.Module, test: Any, count: int) -> tuple[list[dict[str, Any]], dict[str, int]]:
+    """Images that get another label than before; how many do, of how many, and how many turned right or wrong."""
     names = getattr(test, "classes", None)
     found: list[dict[str, Any]] = []
-    changed = seen = 0
+    changed = seen = mended = broken = 0
     for batch in batches(test, 128, limit=_LOOKED_AT // 128):
         if batch.inputs.dim() != 4 or batch.labels is None:
-            return [], 0, 0
+            return [], {"changed": 0, "seen": 0}
         before, after = (main_output(run(model, batch)).argmax(1) for model in (dense, pruned))
         seen += batch.size
+        mended += int(((before != batch.labels) & (after == batch.labels)).sum())
+        broken += int(((before == batch.labels) & (after != batch.labels)).sum())
         for place in (before != after).nonzero().flatten().tolist():
             changed += 1
             if len(found) < count:
                 said = {"truth": batch.labels[place], "before": before[place], "after": after[place]}
                 words = {name: _named(names, int(value)) for name, value in said.items()}
                 found.append({"kind": "image", "picture": png(batch.inputs[place]), **words})
-    return found, changed, seen
+    return found, {"changed": changed, "seen": seen, "mended": mended, "broken": broken}
 
 
 def _named(names: Any, label: int) -> str:

@@ -29,7 +29,10 @@ _KEY = 16
 """Hexadecimal digits of a key."""
 _LATER = {"method": "prune"}
 """Axes that came after the first stores, with the value that those stores meant: it does not change a key."""
-_LATER_SETTINGS = ("samples", "distil", "gradual", "labels", "metric", "second_batch", "integers", "peers", "examples")
+_LATER_SETTINGS = (
+    *("samples", "distil", "gradual", "labels", "metric", "second_batch", "integers", "peers", "examples"),
+    "optimizer",
+)
 """The same for settings; their default values do not change a key."""
 _ASIDE = ("data_dir", "keep")
 """Settings that say where things lie, and decide no result."""
@@ -105,7 +108,15 @@ class Cell:
 
     @classmethod
     def from_dict(cls, record: Mapping[str, Any], data_dir: str = "") -> Cell:
-        """The inverse of `to_dict`; where the data lies is given anew."""
+        """The inverse of `to_dict`; where the data lies is given anew.
+
+        Args:
+            record: what `to_dict` gave.
+            data_dir: folder of the public data sets; `PRUNUS_DATA` is used if it is empty.
+
+        Returns:
+            The cell.
+        """
         settings = dict(record["settings"])
         settings["exclude"] = tuple(settings["exclude"])
         axes = {name: record.get(name, _LATER.get(name)) for name in AXES}
@@ -197,7 +208,17 @@ class Grid:
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> Grid:
-        """A grid from a TOML file: the axes at the top (one value or a list), the rest under [settings]."""
+        """A grid from a TOML file: the axes at the top (one value or a list), the rest under [settings].
+
+        Args:
+            path: the file.
+
+        Returns:
+            The grid.
+
+        Raises:
+            BadFile: if the file cannot be read or is not TOML.
+        """
         try:
             content = tomllib.loads(Path(path).read_text("utf8"))
         except OSError as error:
@@ -208,7 +229,18 @@ class Grid:
 
     @classmethod
     def from_mapping(cls, content: Mapping[str, Any], where: str = "the study") -> Grid:
-        """A grid from axes and settings by name; every value is checked against the type of its field."""
+        """A grid from axes and settings by name; every value is checked against the type of its field.
+
+        Args:
+            content: values by the names of axes, and "settings" with a table of its own.
+            where: what an error calls the place these come from.
+
+        Returns:
+            The grid.
+
+        Raises:
+            BadInput: if a name or a value is wrong, or no model is named.
+        """
         given = dict(content)
         settings = given.pop("settings", {})
         if not isinstance(settings, Mapping):

@@ -114,11 +114,19 @@ class SeedGroup:
         return self.model if self.width == 1 else f"{self.model} width {self.width:g}"
 
     @property
+    def way(self) -> str:
+        """How the weights that go were chosen: the score of plain pruning, or the method."""
+        return self.score if self.method == "prune" else self.method
+
+    @property
+    def title(self) -> str:
+        """In full: "magnitude, balanced:16", "reconstruct, 2:4, tuned"."""
+        return f"{self.way}, {self.pattern}, tuned" if self.tuned else f"{self.way}, {self.pattern}"
+
+    @property
     def label(self) -> str:
         """What people call it: "balanced:16", "wanda, 2:4", "reconstruct, balanced:16, tuned"."""
-        way = self.score if self.method == "prune" else self.method
-        name = self.pattern if way == "magnitude" else f"{way}, {self.pattern}"
-        return f"{name}, tuned" if self.tuned else name
+        return self.title.removeprefix("magnitude, ")
 
 
 def grouped(results: Iterable[Result]) -> list[SeedGroup]:

@@ -1,4 +1,4 @@
-"""Pruned networks kept beside their study: the user's to take, and not made twice."""
+"""Pruned networks kept in files beside their study: to be used, and so that no cell makes its network twice."""
 
 from __future__ import annotations
 

@@ -60,6 +60,7 @@ def train_base(cell: Cell, weights_hash: str = "") -> tuple[bytes, dict[str, Any
         _read_given(model, settings.weights, weights_hash)
     elif Duration.parse(settings.length).amount > 0 and not cell.model.startswith(PREFIX):  # folders bring weights
         config = FitConfig(
+            optimizer=settings.optimizer,
             lr=settings.lr,
             batch_size=settings.batch_size,
             augment=settings.augment,
@@ -189,6 +190,7 @@ def _tuned(cell: Cell, pruned: nn.Module, masks: Masks | None, test: Any) -> dic
     found |= {"accuracy_pruned": found["accuracy"], "loss_pruned": found["loss"]}
     if Duration.parse(settings.finetune).amount > 0:
         config = FitConfig(
+            optimizer=settings.optimizer,
             lr=settings.finetune_lr,
             batch_size=settings.batch_size,
             augment=settings.augment,
@@ -279,7 +281,7 @@ def _statistic(cell: Cell, dense: nn.Module, pruned: nn.Module, test: Any) -> di
 def _certificate(
     cell: Cell, dense: nn.Module, pruned: nn.Module, test: Any, layers: list[dict[str, Any]]
 ) -> dict[str, Any]:
-    """Bounds near test points, and on small networks also in the ball that holds all of these points' set."""
+    """Bounds near test points; on small networks also in the smallest ball around the test set's mean that holds it."""
     from prunus.certificates import AttackSettings, Ball, CertifyOptions, Samples, certify
 
     settings, points = cell.settings, _points(test, cell.settings.certify)
@@ -324,7 +326,29 @@ def _labels(cell: Cell, dense: nn.Module, pruned: nn.Module, test: Any, layers: 
         Samples(_points(test, settings.labels), radius=settings.radius),
         seconds=math.inf if plain else settings.certify_seconds,
     )
-    return {"labels_proved": found.fraction, "labels_points": len(found.agree)}
+    return {"labels_proved": found.fraction, "labels_points": len(found.agree), **steps_in(test, settings.radius)}
+
+
+def steps_in(test: Any, radius: float) -> dict[str, Any]:
+    """A radius as steps of one pixel or input, 255 from its smallest to its largest value in the data.
+
+    Args:
+        test: A data set.
+        radius: A 2-norm radius.
+
+    Returns:
+        `labels_steps`, the number of steps, and `labels_step_of`, "pixel" or "input".
+
+    Example:
+        >>> data = [(torch.tensor([0.0, 1.0]), 0), (torch.tensor([0.5, 0.25]), 1)]
+        >>> steps_in(data, 0.2)
+        {'labels_steps': 51.0, 'labels_step_of': 'input'}
+    """
+    points = _points(test, min(len(test), 1000))
+    image = points.ndim == 4 and points.shape[1] in (1, 3)
+    values = points.transpose(0, 1).flatten(1) if image else points.reshape(1, -1)
+    widest = float((values.amax(1) - values.amin(1)).max()) * math.sqrt(len(values))  # all colours of a pixel together
+    return {"labels_steps": radius / widest * 255, "labels_step_of": "pixel" if image else "input"} if widest else {}
 
 
 def _kernel_of(model: nn.Module, masks: Masks | None, points: Tensor) -> dict[str, Any]:

@@ -230,5 +230,10 @@ def _config(cell: Cell, lr: float, salt: int = 0) -> FitConfig:
 
     settings = cell.settings
     return FitConfig(
-        lr=lr, batch_size=settings.batch_size, augment=settings.augment, seed=cell.seed + salt, progress=False
+        optimizer=settings.optimizer,
+        lr=lr,
+        batch_size=settings.batch_size,
+        augment=settings.augment,
+        seed=cell.seed + salt,
+        progress=False,
     )

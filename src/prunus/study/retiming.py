@@ -15,9 +15,8 @@ def retime(cells: Sequence[Cell], store: Store, show: Callable[[Cell, float], No
 
     Dense engines that a study has times of are timed again first, once for each dense network.
 
-    What runs is the dense network under the cell's masks: times depend on which weights are kept, not on their values,
-    so neither a fine-tune nor another way to make the network need be repeated: masks of the same pattern and sparsity
-    stand for it.
+    What runs is the network that the study kept. Where it kept none, it is the dense network under masks of the cell's
+    pattern and sparsity: times depend on which weights are kept, not on their values, so nothing need be made again.
     """
     from prunus.study.networks import versions
 
@@ -26,7 +25,7 @@ def retime(cells: Sequence[Cell], store: Store, show: Callable[[Cell, float], No
     for cell in cells:
         result = results.get(cell.key)
         if result is None or result.record.get("speedup") is None or cell.method.startswith("shrink"):
-            continue  # a smaller network is not its masks: it would have to be made again
+            continue  # masks do not give a smaller network back: it would have to be made again
         if cell.settings.peers and cell.base not in fresh:
             _time_engines(cell, store)
             fresh.add(cell.base)
@@ -59,14 +58,16 @@ def _weights(cell: Cell, store: Store) -> bytes:
 
 
 def _times(cell: Cell, store: Store, layers: list[dict[str, Any]]) -> dict[str, Any]:
-    from prunus.study import measure, networks, speeds
+    from prunus.study import kept, measure, networks, speeds
 
     weights = _weights(cell, store)
     networks.settle(cell.seed)
     dense = networks.restored(cell, weights)
-    pruned = measure.masks_of(cell, dense).apply_(networks.restored(cell, weights))
+    file = store.path.parent / "networks" / f"{cell.key}.safetensors"
+    if file.is_file():
+        pruned = kept.made(cell, dense, str(file))[0].model
+    else:
+        pruned = measure.masks_of(cell, dense).apply_(networks.restored(cell, weights))
     base = store.bases().get(cell.base, {})
     test = networks.load(cell, "test")
-    found = speeds.compressed(cell, base, dense, pruned, test, layers)
-    found.pop("quality_integers", None)  # these masks stand for another network's: its times, not its quality
-    return found
+    return speeds.compressed(cell, base, dense, pruned, test, layers, judge=False)

@@ -26,9 +26,19 @@ Inputs = Tensor | Mapping[str, Tensor]
 
 
 def compressed(
-    cell: Cell, base: Mapping[str, Any], dense: nn.Module, pruned: nn.Module, test: Any, layers: list[dict[str, Any]]
+    cell: Cell,
+    base: Mapping[str, Any],
+    dense: nn.Module,
+    pruned: nn.Module,
+    test: Any,
+    layers: list[dict[str, Any]],
+    *,
+    judge: bool = True,
 ) -> dict[str, Any]:
-    """The packed network: its file, its time against the dense one, and the same layer by layer."""
+    """The packed network: its file, its time against the dense one, and the same layer by layer.
+
+    Without `judge`, the quality of the network in integers is not measured.
+    """
     from prunus.sparse import compress, explain
 
     settings = cell.settings
@@ -45,7 +55,8 @@ def compressed(
         tables = [row for row in explain(whole) if row.format.startswith("embedding")]  # these are smaller in files
         record["bytes_integers"] = stored_bytes(whole) - sum(row.dense_bytes - row.bytes for row in tables)
         record["bytes_memory"] = stored_bytes(models["_integers"])
-        record["quality_integers"] = measure_quality(settings.metric, models["_integers"], test)["quality"]
+        if judge:
+            record["quality_integers"] = measure_quality(settings.metric, models["_integers"], test)["quality"]
     rows = {f"{row.layer}.weight": row for row in explain(fast)}
     for layer in layers:
         row = rows.get(layer["name"])
@@ -77,9 +88,10 @@ def _times(
     settings: Settings, base: Mapping[str, Any], dense: nn.Module, models: Mapping[str, nn.Module], test: Any
 ) -> dict[str, Any]:
     """Times faster than the dense network in torch, and than the fastest dense engine of each kind."""
-    record: dict[str, Any] = {}
+    record: dict[str, Any] = {"timed": []}
     for suffix, batch in _batches(settings):
         example = first_inputs(test, batch)
+        record["timed"].append(list((example if isinstance(example, Tensor) else next(iter(example.values()))).shape))
         runs = {"dense": partial(call, dense, example)}
         runs |= {name or "packed": partial(call, model, example) for name, model in models.items()}
         with torch.no_grad():

@@ -205,7 +205,15 @@ class Store:
         seconds: float = 0.0,
         names: tuple[str, str] | None = None,
     ) -> None:
-        """Keep what a cell gave; replaces an earlier failure of the same cell. `names`: its key and its base's."""
+        """Keep what a cell gave; replaces an earlier failure of the same cell. `names`: its key and its base's.
+
+        Args:
+            cell: what was asked for.
+            record: what was measured.
+            error: one line, if it failed.
+            seconds: how long it took.
+            names: key of the cell and of its dense network, where they are known already.
+        """
         row = (*(names or (cell.key, cell.base)), "failed" if error else "done", json.dumps(cell.to_dict()))
         with self._db:
             self._db.execute(
@@ -216,14 +224,27 @@ class Store:
             seal(self._db, "cells", row[0])
 
     def add_base(self, cell: Cell, record: Mapping[str, Any], key: str | None = None) -> None:
-        """Keep what is known about the dense network this cell starts from."""
+        """Keep what is known about the dense network this cell starts from.
+
+        Args:
+            cell: any cell that starts from the network.
+            record: what was measured.
+            key: of the dense network, where it is known already.
+        """
         with self._db:
             values = (key or cell.base, json.dumps(cell.to_dict()), json.dumps(plain(record)))
             self._db.execute("INSERT OR REPLACE INTO bases VALUES (?, ?, ?)", values)
             seal(self._db, "bases", values[0])
 
     def add_reproduction(self, id: str, title: str, source: str, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Keep a table of a paper, published numbers beside ours; a later run takes its place."""
+        """Keep a table of a paper, published numbers beside ours; a later run takes its place.
+
+        Args:
+            id: as in `prunus reproduce --list`.
+            title: what it shows.
+            source: paper and table.
+            rows: the table.
+        """
         with self._db:
             values = (id, title, source, json.dumps(plain(list(rows))))
             self._db.execute(
@@ -247,7 +268,14 @@ class Store:
             return {row["key"] for row in rows(self._db, "cells") if row["status"] == "done"}
 
     def results(self, keys: Iterable[str] | None = None) -> list[Result]:
-        """Finished cells in the order of their configuration, whatever the order they ran in."""
+        """Finished cells in the order of their configuration, whatever the order they ran in.
+
+        Args:
+            keys: which cells; None takes all.
+
+        Returns:
+            The cells, failed ones too.
+        """
         wanted = None if keys is None else set(keys)
         with self._readable():
             found = [_result(row) for row in rows(self._db, "cells")]
@@ -265,14 +293,29 @@ class Store:
             return [float(row["seconds"]) for row in rows(self._db, "cells") if row["status"] == "done"]
 
     def rows(self, columns: Sequence[str] | None = None) -> list[dict[str, Any]]:
-        """One flat row for each cell."""
+        """One flat row for each cell.
+
+        Args:
+            columns: which columns; None takes all.
+
+        Returns:
+            The rows, in the order of `results`.
+        """
         chosen = check_columns(columns)
         return [{name: result.row[name] for name in chosen} for result in self.results()]
 
     # ---------------------------------------------------------------------------------------------------------- export
 
     def export(self, path: str | os.PathLike[str], columns: Sequence[str] | None = None) -> Path:
-        """Write the rows as .csv or .parquet, by the ending of the name."""
+        """Write the rows as .csv or .parquet, by the ending of the name.
+
+        Args:
+            path: the file to write.
+            columns: which columns; None takes all.
+
+        Returns:
+            The path.
+        """
         target = check_export(path)
         rows = self.rows(columns)
         if target.suffix == ".csv":

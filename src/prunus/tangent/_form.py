@@ -84,13 +84,31 @@ class NTKForm(nn.Module):
         return list(self.layers)
 
     def forward(self, x: Tensor) -> Tensor:
+        """The network's output.
+
+        Args:
+            x: inputs (n, *shape).
+
+        Returns:
+            Outputs (n, outputs).
+        """
         layers = iter(self.layers)
         for apply in self._between:
             x = next(layers)(x) if apply is None else apply(x)
         return x
 
     def translate(self, masks: Masks) -> Masks:
-        """Masks that were found for the original network, under the names of this one."""
+        """Masks that were found for the original network, under the names of this one.
+
+        Args:
+            masks: masks of the original network.
+
+        Returns:
+            The same masks for this one.
+
+        Raises:
+            BadInput: if they name a weight that the original does not have.
+        """
         names = {old: new for new, old in self.original_names.items()}
         unknown = [name for name in masks if name not in names]
         if unknown:
@@ -103,15 +121,28 @@ class NTKForm(nn.Module):
 
 def _scaled(module: nn.Module | None, factor: float) -> nn.Module:
     assert isinstance(module, (nn.Linear, nn.Conv2d))
-    scaled: Any = copy.copy(module)
-    scaled._parameters, scaled._buffers = {}, {}
-    scaled.__class__ = ScaledLinear if isinstance(module, nn.Linear) else ScaledConv2d
+    scaled: ScaledLinear | ScaledConv2d
+    if isinstance(module, nn.Linear):
+        scaled = ScaledLinear(module.in_features, module.out_features, bias=False, device="meta")
+    else:
+        scaled = ScaledConv2d(
+            module.in_channels,
+            module.out_channels,
+            module.kernel_size,  # type: ignore[arg-type]
+            module.stride,  # type: ignore[arg-type]
+            module.padding,  # type: ignore[arg-type]
+            module.dilation,  # type: ignore[arg-type]
+            module.groups,
+            bias=False,
+            padding_mode=module.padding_mode,
+            device="meta",
+        )
     scaled.factor = factor
-    scaled._parameters["weight"] = nn.Parameter(module.weight.detach().clone())
+    scaled.weight = nn.Parameter(module.weight.detach().clone())
     bias = None if module.bias is None or not bool(module.bias.detach().any()) else module.bias.detach().clone()
+    del scaled.bias  # a parameter; here it is a number that is not trained
     scaled.register_buffer("bias", bias)
-    result: nn.Module = scaled
-    return result
+    return scaled.train(module.training)
 
 
 def _fan_in(module: Any) -> int:

@@ -38,7 +38,17 @@ class Spectrum:
     eigenvalues: Tensor = field(repr=False, compare=False)
 
     def steps(self, tolerance: float) -> float:
-        """Predicted steps until every part of the error is below `tolerance` times its start: condition ln(1/tol)."""
+        """Predicted steps until every part of the error is below `tolerance` times its start: condition ln(1/tol).
+
+        Args:
+            tolerance: above 0, at most 1.
+
+        Returns:
+            The number of steps, not rounded.
+
+        Raises:
+            BadInput: if the tolerance is out of its range.
+        """
         if not 0 < tolerance <= 1:
             raise BadInput(f"tolerance must lie in (0, 1], got {tolerance!r}.")
         return self.condition * math.log(1 / tolerance) if tolerance < 1 else 0.0

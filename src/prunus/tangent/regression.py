@@ -30,7 +30,17 @@ class Regression:
     note: str
 
     def accuracy(self, labels: Tensor) -> float:
-        """Share of the test inputs whose largest output is their label."""
+        """Share of the test inputs whose largest output is their label.
+
+        Args:
+            labels: the class of every test input.
+
+        Returns:
+            A number from 0 to 1.
+
+        Raises:
+            BadInput: if their number is not that of the test inputs.
+        """
         if labels.shape != (len(self.predictions),):
             raise BadInput(f"labels must be one for each of the {len(self.predictions)} test inputs.")
         return float((self.predictions.argmax(1) == labels.to(self.predictions.device)).double().mean())

@@ -71,7 +71,14 @@ class Recipe:
     fit: Mapping[str, Any] = field(default_factory=dict)
 
     def replace(self, **changes: Any) -> Recipe:
-        """A copy in which some settings of the reconstruction differ; None leaves one as it is."""
+        """A copy in which some settings of the reconstruction differ; None leaves one as it is.
+
+        Args:
+            changes: new values by the names of settings.
+
+        Returns:
+            The copy.
+        """
         given = {name: value for name, value in changes.items() if value is not None}
         _check_names(self.name, "reconstruct", given)
         return dataclasses.replace(self, reconstruct={**self.reconstruct, **given})

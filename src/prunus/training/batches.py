@@ -19,12 +19,14 @@ from prunus.adapters import IGNORED, Batch, IndexedSamples, as_batch
 from prunus.adapters import check_finite as check_batch
 from prunus.data import Labelled, augment
 from prunus.errors import BadInput, UnknownName
-from prunus.storage import digest
+from prunus.storage import digest, digest_of
 
 Inputs = Tensor | Batch
 """What a model is called with: one tensor, or a batch of several or named ones."""
 
 AUGMENTS = ("none", "crop-flip", "resized-crop-flip")
+SHA = "sha256 "
+"""Stands before the digest in a fingerprint; those of the first versions have nothing there."""
 
 
 def derive(seed: int, *labels: object) -> int:
@@ -193,29 +195,40 @@ def in_order(data: Any, batch_size: int = 256, limit: int | None = None) -> Iter
         yield read(part) if read is not None else collate(data, part.tolist())
 
 
-def fingerprint(data: Any, samples: int = 256) -> str:
-    """A hash of the data: all of it where it lies in memory, else `samples` evenly spaced items."""
-    count, state = length(data), hashlib.blake2b(digest_size=16)
+def fingerprint(data: Any, samples: int = 256, *, earlier: bool = False) -> str:
+    """A digest of the data: of all where they lie in memory, else of `samples` evenly spaced items.
+
+    `earlier` gives it as it stands in checkpoints of the first versions, which joined the parts by another hash.
+    """
+    said = f"{length(data)} {'batches' if isinstance(data, Prepared) else 'samples'}"
+    parts = "".join(_digests(data, samples))
+    if earlier:
+        return f"{said}, {hashlib.blake2b(parts.encode(), digest_size=16).hexdigest()[:16]}"
+    return f"{said}, {SHA}{digest_of(parts)[:16]}"
+
+
+def _digests(data: Any, samples: int) -> Iterator[str]:
+    """The digest of each part of the data, in their order."""
     if isinstance(data, Prepared):
         for batch in data.found:
             named = [*((str(place), value) for place, value in enumerate(batch.args)), *batch.kwargs.items()]
-            state.update(digest({name: value for name, value in named if isinstance(value, Tensor)}).encode())
-        return f"{count} batches, {state.hexdigest()[:16]}"
-    if reader(data) is not None:
+            yield digest({name: value for name, value in named if isinstance(value, Tensor)})
+    elif reader(data) is not None:
         for inputs, labels in in_order(data, 4096):
-            state.update(digest({"inputs": inputs, "labels": labels}).encode())  # type: ignore[dict-item]
-        return f"{count} samples, {state.hexdigest()[:16]}"
-    with isolated():
-        for index in sorted({round(i * (count - 1) / max(1, samples - 1)) for i in range(min(samples, count))}):
-            seed_everything(derive(0, "fingerprint", index))
-            inputs, labels = collate(data, [index])
-            parts = {"inputs": inputs} if isinstance(inputs, Tensor) else dict(inputs.kwargs) | _numbered(inputs.args)
-            state.update(digest({**parts, "labels": labels}).encode())
-    return f"{count} samples, {state.hexdigest()[:16]}"
+            yield digest({"inputs": inputs, "labels": labels})  # type: ignore[dict-item]
+    else:
+        count = length(data)
+        with isolated():
+            for index in sorted({round(i * (count - 1) / max(1, samples - 1)) for i in range(min(samples, count))}):
+                seed_everything(derive(0, "fingerprint", index))
+                inputs, labels = collate(data, [index])
+                yield digest({**_named(inputs), "labels": labels})
 
 
-def _numbered(values: Sequence[Any]) -> dict[str, Any]:
-    return {f"inputs {number}": value for number, value in enumerate(values)}
+def _named(inputs: Inputs) -> dict[str, Any]:
+    if isinstance(inputs, Tensor):
+        return {"inputs": inputs}
+    return dict(inputs.kwargs) | {f"inputs {number}": value for number, value in enumerate(inputs.args)}
 
 
 def augmentation(choice: Any, data: Any) -> Callable[[Tensor, torch.Generator], Tensor] | None:

@@ -62,7 +62,16 @@ class Regrowth:
             Duration.parse(text)
 
     def part(self, step: int, total: int, per_epoch: int) -> float:
-        """The part given up at `step`; 0 where no update is due."""
+        """The part given up at `step`; 0 where no update is due.
+
+        Args:
+            step: number of the step.
+            total: steps of the run.
+            per_epoch: steps of an epoch.
+
+        Returns:
+            The share of the kept weights.
+        """
         every = max(1, Duration.parse(self.every).steps(per_epoch))
         end = 3 * total // 4 if self.end is None else Duration.parse(self.end).steps(per_epoch)
         if step == 0 or step % every or step >= end:

@@ -82,7 +82,14 @@ class History(list[Record]):
 
     @classmethod
     def from_dicts(cls, rows: Iterable[Mapping[str, Any]]) -> History:
-        """The inverse of `to_dicts`."""
+        """The inverse of `to_dicts`.
+
+        Args:
+            rows: the records as plain data.
+
+        Returns:
+            The history.
+        """
         return cls(Record(**row) for row in rows)
 
 
@@ -112,29 +119,58 @@ class Callback:
         return None
 
     def start(self, run: Run) -> None:
-        """Before the first step, after a checkpoint was read."""
+        """Before the first step, after a checkpoint was read.
+
+        Args:
+            run: the run.
+        """
 
     def before_step(self, run: Run) -> None:
-        """Before the forward pass of step `run.step`."""
+        """Before the forward pass of step `run.step`.
+
+        Args:
+            run: the run.
+        """
 
     def after_backward(self, run: Run) -> None:
-        """Gradients are there (averaged over processes), the optimizer has not moved."""
+        """Gradients are there (averaged over processes), the optimizer has not moved.
+
+        Args:
+            run: the run.
+        """
 
     def after_step(self, run: Run) -> None:
-        """The optimizer has moved; `run.step` still names the step just made."""
+        """The optimizer has moved; `run.step` still names the step just made.
+
+        Args:
+            run: the run.
+        """
 
     def epoch_end(self, run: Run, record: Record) -> None:
-        """A record was added to the history."""
+        """A record was added to the history.
+
+        Args:
+            run: the run.
+            record: the new record.
+        """
 
     def finish(self, run: Run) -> None:
-        """After the last step, or when the run fails."""
+        """After the last step, or when the run fails.
+
+        Args:
+            run: the run.
+        """
 
     def state_dict(self) -> dict[str, Tensor | float | int | str]:
         """What a resumed run needs."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take back what `state_dict` gave."""
+        """Take back what `state_dict` gave.
+
+        Args:
+            state: that state.
+        """
 
 
 class EachEpoch(Callback):

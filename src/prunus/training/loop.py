@@ -24,7 +24,7 @@ from prunus.settings.training import FitConfig, Schedule, interval
 from prunus.storage import digest, locked
 from prunus.training import distributed
 from prunus.training.averaging import Averaging
-from prunus.training.batches import Batches, Inputs, fingerprint, in_parts, isolated
+from prunus.training.batches import SHA, Batches, Inputs, fingerprint, in_parts, isolated
 from prunus.training.checkpoints import Checkpoints, pack_optimizer, require_same, unpack_optimizer
 from prunus.training.history import Callback, EachEpoch, History, Record
 from prunus.training.objective import Objective, correct, evaluate, labelled
@@ -206,7 +206,11 @@ class Run:
         return self.history
 
     def set_masks(self, masks: Masks) -> None:
-        """Hold these masks from now on, in place of those held before."""
+        """Hold these masks from now on, in place of those held before.
+
+        Args:
+            masks: masks of the model's weights.
+        """
         self._let_go()
         self.masks = masks.to(self.device)
         self.hold = self.masks.hold(self.model, self.optimizer)
@@ -304,7 +308,14 @@ class Run:
                 distributed.require_equal(self.masks, "The masks")
 
     def fail(self, what: str) -> None:
-        """Raise `RunFailed` with the norms of the parameters and the last good checkpoint."""
+        """Raise `RunFailed` with the norms of the parameters and the last good checkpoint.
+
+        Args:
+            what: what went wrong, as the beginning of a sentence.
+
+        Raises:
+            RunFailed: always.
+        """
         norms = ", ".join(f"{name} {float(p.detach().norm()):.3g}" for name, p in self.model.named_parameters())
         kept = self.checkpoints.paths() if self.checkpoints is not None else []
         good = f"the last good checkpoint is {kept[0]}" if kept else "no checkpoint was kept"
@@ -383,7 +394,10 @@ class Run:
         if found is None:
             return
         tensors, record, note = found
-        require_same(record["agreement"], self.agreed, Path(self.checkpoints.folder))
+        started = record["agreement"]
+        early = SHA not in str(started.get("data"))
+        now = self.agreed | {"data": fingerprint(self.data, earlier=True)} if early else self.agreed
+        require_same(started, now, Path(self.checkpoints.folder))
         self._restore(tensors, record)
         if note:
             self.history.notes.append(note)

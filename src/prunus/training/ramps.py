@@ -45,7 +45,18 @@ class Ramp:
             Duration.parse(text)
 
     def bounds(self, total: int, per_epoch: int) -> tuple[int, int, int]:
-        """(first step, last step, steps between two changes)."""
+        """(first step, last step, steps between two changes).
+
+        Args:
+            total: steps of the run.
+            per_epoch: steps of an epoch.
+
+        Returns:
+            The three numbers.
+
+        Raises:
+            BadInput: if the ramp does not lie inside the run.
+        """
         begin = Duration.parse(self.begin).steps(per_epoch)
         end = 3 * total // 4 if self.end is None else Duration.parse(self.end).steps(per_epoch)
         every = max(1, Duration.parse(self.every).steps(per_epoch))
@@ -57,7 +68,16 @@ class Ramp:
         return begin, end, every
 
     def share(self, step: int, total: int, per_epoch: int) -> float:
-        """The part of the way from `start` to the final sparsity that is done at `step`, in [0, 1]."""
+        """The part of the way from `start` to the final sparsity that is done at `step`, in [0, 1].
+
+        Args:
+            step: number of the step.
+            total: steps of the run.
+            per_epoch: steps of an epoch.
+
+        Returns:
+            The share.
+        """
         if self.shape == "constant":
             return 1.0
         begin, end, every = self.bounds(total, per_epoch)
@@ -68,6 +88,16 @@ class Ramp:
         return float(1.0 - (1.0 - done) ** EXPONENTS[self.shape])
 
     def at(self, final: float, step: int, total: int, per_epoch: int) -> float:
-        """The sparsity at `step`."""
+        """The sparsity at `step`.
+
+        Args:
+            final: the sparsity at the end.
+            step: number of the step.
+            total: steps of the run.
+            per_epoch: steps of an epoch.
+
+        Returns:
+            The sparsity.
+        """
         start = min(self.start, final)
         return start + (final - start) * self.share(step, total, per_epoch)

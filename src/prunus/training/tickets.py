@@ -68,6 +68,14 @@ class Ticket:
 
         The seed's file holds one bit per masked weight, all that is not masked, and a hash of the weights: random
         streams are not promised across torch versions, so loading verifies it. Of several coats each is a mask of bits.
+
+        Args:
+            path: where it goes.
+            with_weights: True writes all weights, False none that a seed can bring back; None takes the smaller form
+                that exists.
+
+        Raises:
+            BadInput: if the weights are to be left out and no seed can bring them back.
         """
         if with_weights is False and self.weights_seed is None:
             raise BadInput(
@@ -95,7 +103,18 @@ class Ticket:
 
     @classmethod
     def load(cls, path: str | Path, model: nn.Module) -> Ticket:
-        """Read a ticket into a copy of `model`, which gives the architecture; its weights do not matter."""
+        """Read a ticket into a copy of `model`, which gives the architecture; its weights do not matter.
+
+        Args:
+            path: a file that `save` wrote.
+            model: a model of the same architecture; it is left as it is.
+
+        Returns:
+            The ticket.
+
+        Raises:
+            BadFile: if the file is damaged or of another kind.
+        """
         tensors, record = read(Path(path), FORMAT)
         try:
             return cls._restored(path, tensors, record, model)

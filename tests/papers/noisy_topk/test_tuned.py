@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -106,6 +108,20 @@ def test_a_study_goes_on_where_it_stopped(tmp_path) -> None:
     text = (tmp_path / "private-tanh-mnist.md").read_text()
     assert "reduced" in text
     assert "99.12" in text
+    assert "the standard error of two seeds is 0.50 (33 degrees of freedom)" in text
+    assert "from 1.4 points on" in text
+
+
+def test_a_pooled_error_weighs_rows_by_their_seeds() -> None:
+    rows = [
+        {"seeds": 2, "standard error": 0.3},
+        {"seeds": 5, "standard error": 0.2},
+        {"seeds": 1, "standard error": ""},
+    ]
+    error, freedom = private_study.pooled_error(rows)
+    assert freedom == 5
+    assert error == pytest.approx(math.sqrt((1 * 0.3**2 * 2 + 4 * 0.2**2 * 5) / 5 / 2))
+    assert private_study.pooled_error(rows[2:])[1] == 0
 
 
 def test_rows_of_a_study_that_has_begun(tmp_path) -> None:
@@ -135,3 +151,40 @@ def test_a_line_cut_off_by_a_kill_is_passed_over(tmp_path) -> None:
 def test_bad_input(change) -> None:
     with pytest.raises(BadInput):
         Setting(**({"method": "dense"} | change))
+
+
+def test_the_guides_tables_are_the_evidence() -> None:
+    """Every row of both tables, to the digits shown."""
+    folder = Path(__file__).resolve().parents[3] / "docs"
+    rows = json.loads((folder / "evidence" / "private-tanh-mnist.json").read_text("utf8"))["rows"]
+    known = {
+        (row["method"].split(",")[0], row["epsilon"], row["k"], row["index share"]): row
+        for row in rows
+        if "seeds" in row
+    }
+    text = (folder / "guide" / "private.md").read_text("utf8").partition("### Tuned")[2].partition("## Data")[0]
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line[:2] == "| "]
+    found, method = 0, ""
+    for first, second, *rest in (row for row in cells if row[0] not in ("megabytes sent", "method")):
+        by_bytes = first[0].isdigit()
+        words = second if by_bytes else first
+        method = method if words == "the same" else next(m for m in MEANT if words.startswith(m))
+        share = {"1 %": 0.01, "10 %": 0.1, "50 %": 0.5}[words.split(", ")[1][:4].strip()] if MEANT[method][1] else 0.0
+        k = 1.0 if method == "dense" else float(rest[0]) if by_bytes else 0.1
+        tests = {3.0: rest[1]} if by_bytes else dict(zip((1.0, 3.0, 8.0), rest))
+        for epsilon, test in tests.items():
+            row = known[MEANT[method][0], epsilon, k, share]
+            assert test == f"{row['test']:.1f} %", (words, epsilon, row["test"])
+            assert float(first if by_bytes else second) == pytest.approx(row["megabytes sent"], abs=0.051)
+            found += 1
+    assert found == 13 + 4 * 3
+
+
+MEANT = {
+    "random mask": ("random", False),
+    "noisy top-k": ("noisy-top-k", True),
+    "two-level rule": ("two-level", True),
+    "warm-up": ("warm-up", False),
+    "dense": ("dense", False),
+}
+"""The guide's words for a method: its name in the evidence, and whether it spends privacy on indices."""

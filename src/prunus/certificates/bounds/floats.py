@@ -1,10 +1,11 @@
 """The standard model of floating-point arithmetic, entry by entry.
 
 A sum of n products differs from the exact one by at most `gamma_n sum |w_i x_i|`, gamma_n = n u / (1 - n u), in any
-order and with or without fused steps. Half-precision types are taken to accumulate in float32 and to round once at the
-end. A result below the smallest normal number may lose that much (gradual underflow, or flushing to zero), and where a
-sum may leave the type's range the error is infinite. Fast algorithms that recombine inputs (Winograd, FFT convolutions)
-and TF32 are outside of this model.
+order and with or without fused steps. Half-precision types are taken to accumulate in float32 and to round at the end,
+or as often as the piece says (a bias added after a product, a batch norm after a layer). A result below the smallest
+normal number may lose that much (gradual underflow, or flushing to zero), and where a result may leave the type's range
+the error is infinite. Fast algorithms that recombine inputs (Winograd, FFT convolutions) and TF32 are outside of this
+model.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ LIBRARY = 8.0
 """Units in the last place granted to activation functions of the math library."""
 
 
-def gamma(terms: int, dtype: torch.dtype) -> float:
-    """Relative error of one output that sums `terms` products."""
+def gamma(terms: int, dtype: torch.dtype, roundings: int = 1) -> float:
+    """Relative error of one output that sums `terms` products; roundings: how often a half-precision type rounds."""
     unit = UNITS.get(dtype, 2.0**-8)
     accumulate = max(min(unit, 2.0**-24), 2.0**-53)
     count = (terms + 2) * accumulate
     error = count / (1 - count) if count < 0.5 else float("inf")
-    return error if unit <= 2.0**-24 else error + 1.001 * unit
+    return error if unit <= 2.0**-24 else error + 1.001 * ((1 + unit) ** roundings - 1)
 
 
 def noise(piece: Piece, before: Sequence[Tensor], after: Tensor, dtype: torch.dtype) -> Tensor | None:
@@ -42,10 +43,9 @@ def noise(piece: Piece, before: Sequence[Tensor], after: Tensor, dtype: torch.dt
             return None
         if piece.terms == 0:
             return None if piece.kind in ("constant", "gather") else unit * after
-        spread = piece.magnitude(before[0])
-        if piece.bias is not None:
-            spread = spread + (piece.bias.abs() if piece.bias_size is None else piece.bias_size)
-        return gamma(piece.terms, dtype) * spread + (piece.terms + 2) * smallest(dtype) + _too_large(spread, dtype)
+        spread = piece.rounded(before[0])
+        lost = (piece.terms + 2) * smallest(dtype)
+        return gamma(piece.terms, dtype, piece.roundings) * spread + lost + _too_large(spread, dtype)
     if isinstance(piece, Join):
         if piece.kind == "concatenation":
             return None
@@ -55,13 +55,18 @@ def noise(piece: Piece, before: Sequence[Tensor], after: Tensor, dtype: torch.dt
         if piece.piecewise_linear and piece.settings == (0.0,):
             return None
         sizes = after if piece.relative else after + before[0]
-        return LIBRARY * (unit * sizes + smallest(dtype)) + piece.jump
+        return LIBRARY * (unit * sizes + smallest(dtype)) + piece.jump + _too_large(steps_of(after, dtype), dtype)
     if isinstance(piece, ValueProduct):
         return 1.001 * unit * after + smallest(dtype) + _too_large(after, dtype)
     if piece.kind == "max pooling":
         return None
     fresh = gamma(before[0][0].numel(), dtype) + LIBRARY * unit
     return fresh * after.flatten(1).amax(1).reshape(-1, *[1] * (after.ndim - 1)) + LIBRARY * smallest(dtype) + 0 * after
+
+
+def steps_of(result: Tensor, dtype: torch.dtype) -> Tensor:
+    """How large the steps inside an activation may be; half-precision types take them in float32."""
+    return result if UNITS.get(dtype, 1.0) > 2.0**-24 else LIBRARY * result
 
 
 def _too_large(sums: Tensor, dtype: torch.dtype) -> Tensor:

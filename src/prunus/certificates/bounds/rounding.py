@@ -10,7 +10,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from prunus.certificates.bounds.floats import LIBRARY, UNITS, gamma, overflow, smallest
+from prunus.certificates.bounds.floats import LIBRARY, UNITS, gamma, overflow, smallest, steps_of
 from prunus.certificates.bounds.intervals import Range, Ranges, propagate_ranges
 from prunus.certificates.bounds.recursion import Norms, lengths
 from prunus.certificates.domains import Region
@@ -72,9 +72,7 @@ def _terms(piece: Piece, before: list[Tensor], after: Tensor) -> _Terms:
     if isinstance(piece, Affine):
         size = after
         if piece.terms or piece.bias is not None:
-            size = piece.magnitude(before[0])
-            if piece.bias is not None:
-                size = size + (piece.bias.abs() if piece.bias_size is None else piece.bias_size)
+            size = piece.rounded(before[0])
     elif isinstance(piece, Join):
         size = after if piece.kind == "concatenation" else torch.stack(before).sum(0)
     else:
@@ -95,7 +93,7 @@ def _after(
         if piece.terms == 0 and piece.bias is None:
             return gain * incoming[0]
         tiny = (piece.terms + 2) * smallest(dtype) * width + overflow(terms.largest, dtype)
-        fresh = gamma(piece.terms, dtype)
+        fresh = gamma(piece.terms, dtype, piece.roundings)
         # Drifted inputs are rounded too, through |W|: rows and columns bound its norm by those of W (Schur's test).
         through = 1.0 if piece.weight is None else math.sqrt(math.sqrt(piece.terms * piece.weight.numel()))
         return gain * incoming[0] * (1 + through * fresh) + fresh * terms.length + tiny
@@ -113,7 +111,8 @@ def _after(
         fresh = 0.0 if piece.piecewise_linear and piece.settings == (0.0,) else LIBRARY * unit
         lost = (LIBRARY * smallest(dtype) if fresh else 0.0) + piece.jump
         slope = _steepest(piece, parts[0], incoming[0])
-        return slope * incoming[0] * (1 + fresh) + fresh * terms.length + lost * width
+        range_left = overflow(steps_of(terms.largest, dtype), dtype) if fresh else 0.0
+        return slope * incoming[0] * (1 + fresh) + fresh * terms.length + lost * width + range_left
     fresh = 0.0 if piece.kind == "max pooling" else gamma(parts[0].low[0].numel(), dtype) + LIBRARY * unit
     lost = LIBRARY * smallest(dtype) * width if fresh else 0.0
     return piece.constant * incoming[0] * (1 + fresh) + fresh * terms.length + lost

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,8 +18,8 @@ from prunus.certificates.reading.rules import Call, Value, register_rule
 _MOST = 2**24
 """Products of one operator: more than this does not fit the memory of the bounds."""
 
-_HIDDEN = -1e4
-"""What stands for -inf in a mask: its exponential is zero."""
+_HIDING, _HIDDEN = -1e4, -1e30
+"""Masks at or below the first hide an entry; the second stands for -inf, beside which no score counts."""
 
 
 def moved_to(call: Call, value: Value, index: Tensor, shape: tuple[int, ...]) -> Value:
@@ -103,7 +104,11 @@ def _attention(call: Call) -> Value:
     scores = matrix_product(call, query, key, size, (q[..., :, None, :], k[..., None, :, :]), 16)
     hidden = _hidden(call, mask, bool(call.get(5, "is_causal", False)), real)
     factors = torch.full(size, float(scale), dtype=torch.float64)
-    scores = call.emit(scaling(factors, hidden.reshape(size) if bool(hidden.any()) else None), [scores], size)
+    piece = scaling(factors, hidden.reshape(size) if bool(hidden.any()) else None)
+    # A hidden score may be off by the rounding of its mask without any effect: it stays far below the others, or is so
+    # large itself that its own rounding counts as much.
+    seen = None if piece.bias is None else torch.where(piece.bias <= _HIDING, 0.0, piece.bias.abs())
+    scores = call.emit(replace(piece, bias_size=seen), [scores], size)
     shares = call.emit(softmax(len(size)), [scores], size)
     places = torch.arange(math.prod(size)).reshape(real)
     sides = places[..., :, None, :], v.transpose(-1, -2)[..., None, :, :]
@@ -124,6 +129,7 @@ def _hidden(call: Call, mask: Any, causal: bool, real: tuple[int, ...]) -> Tenso
             offset = offset + given.expand(real)
         except RuntimeError:
             raise call.refuse("its mask differs between the examples of a batch") from None
-    if not bool(torch.isfinite(offset).all()) or not bool((offset > _HIDDEN).any(-1).all()):
+    offset = offset.clamp_min(_HIDDEN)
+    if not bool(torch.isfinite(offset).all()) or not bool((offset > _HIDING).any(-1).all()):
         raise call.refuse("its mask hides a whole row or is not finite")
     return offset

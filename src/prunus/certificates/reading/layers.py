@@ -35,6 +35,7 @@ def linear(weight: Tensor, bias: Tensor | None) -> Affine:
         bias,
         terms=weight.shape[1],
         scaled=lambda w, factors: w * factors[:, None],
+        roundings=1 if bias is None else 2,  # the bias may be added to the product by a step of its own
     )
 
 
@@ -117,4 +118,5 @@ def convolution(
         terms=weight[0].numel(),
         settings=(geometry,),
         scaled=lambda w, factors: w * factors.reshape(-1, *[1] * (w.ndim - 1)),
+        roundings=1 if bias is None else 2,
     )

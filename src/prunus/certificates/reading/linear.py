@@ -36,7 +36,8 @@ def scaling(factors: Tensor, bias: Tensor | None = None) -> Affine:
     def norm(w: Tensor) -> float:
         return float(w.abs().max()) if w.numel() else 0.0
 
-    return Affine("scaling", lambda w, x: x * w, norm, factors, bias)
+    # A number written in the code may be rounded to half precision before it is used.
+    return Affine("scaling", lambda w, x: x * w, norm, factors, bias, roundings=2)
 
 
 def fitted(call: Call, value: Value) -> Value:
@@ -166,6 +167,7 @@ def _transposed(call: Call) -> Affine:
         None if bias is None else bias.reshape(-1, *[1] * axes),
         terms=weight.shape[0] // groups * math.prod(weight.shape[2:]),
         settings=(shape, stride, padding, extra, groups, dilation),
+        roundings=math.prod(weight.shape[2:]) + 2,  # its taps are added up in the network's own type
     )
 
 
@@ -300,7 +302,7 @@ def _add(call: Call) -> Value | Affine | Join:
 
 
 def shift(offset: Tensor) -> Affine:
-    return Affine("shift", lambda _, x: x, lambda _: 1.0, bias=offset, terms=1)
+    return Affine("shift", lambda _, x: x, lambda _: 1.0, bias=offset, terms=1, roundings=2)
 
 
 @register_rule("aten.neg")

@@ -113,10 +113,9 @@ def _one(
             return Value(value.index, shape, real, varies)
         made = call.emit(reshape(shape), [value], shape)
     else:
-        piece = gather(index, shape)
+        made = call.emit(gather(index, shape), [value], shape)
         if fill and bool((index < 0).any()):
-            object.__setattr__(piece, "bias", torch.where(index < 0, fill, 0.0).double().reshape(shape))
-        made = call.emit(piece, [value], shape)
+            made = call.emit(shift((index < 0).double().reshape(shape) * fill), [made], shape)
     return Value(made.index, shape, real, varies)
 
 

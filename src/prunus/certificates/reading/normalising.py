@@ -15,7 +15,7 @@ from torch import Tensor
 from prunus.certificates.reading import activations
 from prunus.certificates.reading.attention import moved_to
 from prunus.certificates.reading.linear import plain, scaling
-from prunus.certificates.reading.pieces import Elementwise, Join, ValueProduct
+from prunus.certificates.reading.pieces import Affine, Elementwise, Join, ValueProduct
 from prunus.certificates.reading.rules import Call, Value, register_rule
 
 
@@ -26,20 +26,43 @@ def _mean(call: Call, value: Value) -> Value:
     return call.emit(piece, [value], (groups,))
 
 
-def normalised(call: Call, groups: Tensor, eps: float, weight: Any, bias: Any, centred: bool = True) -> Value:
+def _cancelling(call: Call, squares: Value, whole: Value) -> Value:
+    """The mean of `squares`, computed as mean(x^2) - mean(x)^2: its rounding is in proportion to mean(x^2).
+
+    Group norm does that where its input is laid out with channels last.
+    """
+    groups, count = squares.shape
+    both = call.emit(
+        Join("concatenation", 2), [squares, call.emit(activations.square(), [whole], whole.shape)], (groups, 2 * count)
+    )
+    piece = Affine(
+        "mean",
+        lambda _, x: x[..., :count].mean(-1),
+        lambda _: (1 + 1e-15) / math.sqrt(count),
+        terms=2 * count + 8,
+        settings=("first", groups, count),
+        sizes=lambda x: x[..., :count].mean(-1) + 3 * x[..., count:].mean(-1),
+    )
+    return call.emit(piece, [both], (groups,))
+
+
+def normalised(
+    call: Call, groups: Tensor, eps: float, weight: Any, bias: Any, centred: bool = True, cancelling: bool = False
+) -> Value:
     """The rows of `groups` (groups, entries), numbers of the input's entries, each brought to mean 0 and variance 1."""
     if isinstance(weight, Value) or isinstance(bias, Value):
         raise call.refuse("only its input may depend on the network's input")
     if not eps > 0:
         raise call.refuse("a norm without a positive eps has no bound")
     size = (int(groups.shape[0]), int(groups.shape[1]))
-    value = moved_to(call, call.value, groups, size)
+    whole = value = moved_to(call, call.value, groups, size)
     spread = torch.arange(size[0])[:, None].expand(size)
     if centred:
         mean = moved_to(call, _mean(call, value), spread, size)
         minus = call.emit(scaling(torch.full(size, -1.0, dtype=torch.float64)), [mean], size)
         value = call.emit(Join("sum"), [value, minus], size)
-    variance = _mean(call, call.emit(activations.square(), [value], size))
+    squares = call.emit(activations.square(), [value], size)
+    variance = _cancelling(call, squares, whole) if cancelling else _mean(call, squares)
     root = call.emit(activations.inverse_root(eps), [variance], (size[0],))
     made = call.emit(ValueProduct(), [value, moved_to(call, root, spread, size)], size)
     limit = math.sqrt(size[1]) * 1.01
@@ -92,7 +115,7 @@ def _group_norm(call: Call) -> Value:
         if not call.get(5, "use_input_stats"):
             raise call.refuse("instance norm with running statistics has no rule")
     groups = torch.arange(math.prod(call.value.real)).reshape(count, -1)
-    return normalised(call, groups, eps, _channels(call, weight), _channels(call, bias))
+    return normalised(call, groups, eps, _channels(call, weight), _channels(call, bias), cancelling=whole)
 
 
 @register_rule("aten.pow.Tensor_Scalar", "aten.square")

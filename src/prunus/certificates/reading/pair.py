@@ -8,7 +8,6 @@ is counted as the network computes it.
 
 from __future__ import annotations
 
-import contextlib
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,8 +18,9 @@ from torch import Tensor, nn
 
 from prunus.certificates.reading import attention, linear, movement, nonlinear, normalising  # noqa: F401  (their rules)
 from prunus.certificates.reading.compressed import decompressed, is_packed
+from prunus.certificates.reading.constants import LEFT_OUT, check_sized, constant, place, where
 from prunus.certificates.reading.leaves import LEAF, leaf_module, leaves_of
-from prunus.certificates.reading.nested import double, flat, numbers, resolved
+from prunus.certificates.reading.nested import double, flat, resolved
 from prunus.certificates.reading.pieces import Affine, Elementwise, Join, Lipschitz, Piece, ValueProduct
 from prunus.certificates.reading.rules import (
     BatchNumber,
@@ -73,7 +73,15 @@ class Pair:
         return self.steps[-1].shape
 
     def run(self, inputs: Tensor, pruned: bool) -> list[Tensor]:
-        """All values of one network for inputs (n, *shape) in float64."""
+        """All values of one network for inputs (n, *shape) in float64.
+
+        Args:
+            inputs: the inputs.
+            pruned: True for the pruned network, False for the original.
+
+        Returns:
+            The inputs, then the value of every step.
+        """
         values = [inputs]
         for step in self.steps:
             piece = step.pruned if pruned else step.original
@@ -84,12 +92,26 @@ class Pair:
         return values
 
     def to(self, dtype: torch.dtype) -> Pair:
-        """The same with weights of another type, for searches that need not be exact."""
+        """The same with weights of another type, for searches that need not be exact.
+
+        Args:
+            dtype: the new type.
+
+        Returns:
+            A copy.
+        """
         steps = [replace(s, original=_cast(s.original, dtype), pruned=_cast(s.pruned, dtype)) for s in self.steps]
         return replace(self, steps=tuple(steps))
 
     def outputs(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
-        """The outputs of both networks, flattened to (n, outputs)."""
+        """The outputs of both networks, flattened to (n, outputs).
+
+        Args:
+            inputs: inputs (n, *shape) in float64.
+
+        Returns:
+            The outputs of the original, and those of the pruned network.
+        """
         return self.run(inputs, pruned=False)[-1].flatten(1), self.run(inputs, pruned=True)[-1].flatten(1)
 
 
@@ -169,6 +191,8 @@ def check_model(model: nn.Module, which: str) -> None:
     if any(module.training for module in model.modules()):
         raise BadInput(f"The {which} network is in training mode: call model.eval() before certifying it.")
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if nn.parameter.is_lazy(tensor):
+            raise BadInput(f"{name} of the {which} network has no values yet; run the network once on an input.")
         if tensor.is_meta:
             raise BadInput(f"{name} of the {which} network is on the meta device and has no values; load the weights.")
         if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
@@ -208,6 +232,7 @@ class _Reader:
         self.ops: list[_Op] = []
         self.coarsest = torch.float64
         self.types: set[torch.dtype] = set()
+        self.sized: set[str] = set()  # constants whose shape has the batch size in it
 
     def read(self) -> list[_Op]:
         self._check()
@@ -250,18 +275,27 @@ class _Reader:
             return BatchNumber(node.number)
         given = list(flat((args, kwargs)))
         if node.op == "getitem" and isinstance(args[0], tuple):
-            return args[0][args[1]]
+            return LEFT_OUT if args[0][args[1]] is None else args[0][args[1]]
         if any(isinstance(item, BatchNumber) for item in (*args, *kwargs.values())):
-            raise BadInput(f"{_where(node)} uses the batch size as a number, so it cannot be certified.")
+            raise BadInput(f"{where(node)} uses the batch size as a number, so it cannot be certified.")
+        if any(item is LEFT_OUT for item in given):
+            raise BadInput(f"{where(node)} uses a part of a result, such as where a maximum stands, that has no bound.")
         if not any(isinstance(item, Value) for item in given):
-            return _constant(node, args, kwargs)
+            return self._constant(node, args, kwargs)
         return self._take(node, args, kwargs)
+
+    def _constant(self, node: Node, args: Any, kwargs: Any) -> Any:
+        sized = any(isinstance(item, BatchNumber) for item in flat((args, kwargs)))
+        if sized or any(source.name in self.sized for source in node.inputs):
+            check_sized(node)
+            self.sized.add(node.name)
+        return constant(node, args, kwargs)
 
     def _take(self, node: Node, args: Any, kwargs: Any) -> Any:
         module = leaf_module(args) if node.op == LEAF else None
         rule = rule_for_module(module) if module is not None else rule_for_operator(node.op)
         if rule is None:
-            raise no_rule(node.op, f" ({node.name}{_place(node)})")
+            raise no_rule(node.op, f" ({node.name}{place(node)})")
         self.types.update(spec.dtype for spec in node.specs if spec.dtype.is_floating_point)
         if {torch.float16, torch.bfloat16} <= self.types:
             raise BadInput("The network mixes float16 and bfloat16, which no certificate covers: use one of them.")
@@ -269,7 +303,7 @@ class _Reader:
             if spec.dtype.is_floating_point and torch.finfo(spec.dtype).eps > torch.finfo(self.coarsest).eps:
                 self.coarsest = spec.dtype
         if not node.specs[0].dtype.is_floating_point:
-            raise BadInput(f"{_where(node)} makes numbers of type {node.specs[0].dtype}, which no certificate covers.")
+            raise BadInput(f"{where(node)} makes numbers of type {node.specs[0].dtype}, which no certificate covers.")
         specs = [(stored(spec.shape, spec.varies), spec.shape, spec.varies) for spec in node.specs]
         shape, real, varies = specs[0]
         label = _label(node)
@@ -291,7 +325,7 @@ class _Reader:
             node.function or (lambda *_: None),
             emit,
             module,
-            _place(node),
+            place(node),
             tuple((spec.shape, spec.varies) for spec in node.specs),
             node.specs[0].dtype,
         )
@@ -307,27 +341,6 @@ def _label(node: Node) -> str:
     """The layer an operator belongs to: that of its parameter, else the module that made the call."""
     layers = (source.target.rpartition(".")[0] for source in node.inputs if source.kind == "parameter")
     return next(layers, "") or node.module or node.name
-
-
-def _place(node: Node) -> str:
-    return f" in {node.module}, {node.module_class.rpartition('.')[2]}" if node.module else ""
-
-
-def _where(node: Node) -> str:
-    return f"The operator {node.op} ({node.name}{_place(node)})"
-
-
-_RANDOM = ("rand", "bernoulli", "dropout", "normal", "multinomial", "poisson", "exponential")
-
-
-def _constant(node: Node, args: Any, kwargs: Any) -> Any:
-    """What does not depend on the input, computed as the network computes it."""
-    assert node.function is not None
-    if any(word in node.op for word in _RANDOM):
-        raise BadInput(f"{_where(node)} is random, so the network cannot be certified.")
-    with contextlib.suppress(TypeError):
-        return node.function(*numbers(args), **numbers(kwargs))
-    raise BadInput(f"{_where(node)} cannot be computed outside of the network.")
 
 
 def _ordered(ops: list[_Op]) -> list[_Op]:
@@ -355,14 +368,14 @@ def _pooled_first(ops: list[_Op]) -> list[_Op]:
     """Max pooling right after a ReLU changes places with it, which is exact: fewer entries are then relaxed."""
     readers = [index for op in ops for index in op.inputs]
     result = list(ops)
-    for place in range(len(ops) - 1):
-        bends, pools = result[place], result[place + 1]
+    for here in range(len(ops) - 1):
+        bends, pools = result[here], result[here + 1]
         first, second = bends.piece, pools.piece
-        bent = isinstance(first, Elementwise) and first.kind == "relu" and readers.count(place + 1) == 1
-        pooled = isinstance(second, Lipschitz) and second.windows is not None and pools.inputs == (place + 1,)
+        bent = isinstance(first, Elementwise) and first.kind == "relu" and readers.count(here + 1) == 1
+        pooled = isinstance(second, Lipschitz) and second.windows is not None and pools.inputs == (here + 1,)
         if bent and pooled:
-            result[place] = replace(pools, inputs=bends.inputs)
-            result[place + 1] = replace(bends, shape=pools.shape, inputs=pools.inputs)
+            result[here] = replace(pools, inputs=bends.inputs)
+            result[here + 1] = replace(bends, shape=pools.shape, inputs=pools.inputs)
     return result
 
 
@@ -406,9 +419,9 @@ def _fold_into(op: _Op, result: list[_Op], number: dict[int, int], readers: list
         bias = scaled if bias is None else bias.reshape(-1, *axes) + scaled
         own = (layer.bias if layer.bias_size is None else layer.bias_size).abs() * wide.abs()
         size = own if size is None else size.reshape(-1, *axes) + own
-    folded = replace(
-        layer, weight=layer.scaled(layer.weight, factors), bias=bias, bias_size=size, terms=layer.terms + 8
-    )
+    terms, roundings = layer.terms + 8, layer.roundings + scale.roundings
+    weight = layer.scaled(layer.weight, factors)
+    folded = replace(layer, weight=weight, bias=bias, bias_size=size, terms=terms, roundings=roundings)
     return replace(before, piece=folded)
 
 

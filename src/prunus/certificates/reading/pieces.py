@@ -33,6 +33,9 @@ class Affine:
             (weight, factors) -> weight.
         bias_size: Bounds the terms that make up the bias where they are larger than the bias itself (a batch norm's
             mean).
+        roundings: How often a half-precision type may round on the way to one output, which sums in float32 otherwise.
+        sizes: What the rounding of an output is in proportion to, from the inputs' magnitudes, where that is more than
+            `magnitude`.
 
     Example:
         >>> double = prunus.certificates.Affine("double", lambda weight, x: 2 * x, lambda weight: 2.0)
@@ -49,18 +52,55 @@ class Affine:
     settings: tuple[Any, ...] = ()
     scaled: Callable[[Tensor, Tensor], Tensor] | None = None
     bias_size: Tensor | None = None
+    roundings: int = 1
+    sizes: Callable[[Tensor], Tensor] | None = None
 
     def run(self, x: Tensor) -> Tensor:
-        """The output for inputs (n, *shape)."""
+        """The output for inputs (n, *shape).
+
+        Args:
+            x: a batch of inputs.
+
+        Returns:
+            A batch of outputs.
+        """
         y = self.apply(self.weight, x)
         return y if self.bias is None else y + self.bias
 
     def magnitude(self, x: Tensor) -> Tensor:
-        """The operator with the magnitudes of its entries, without bias."""
+        """The operator with the magnitudes of its entries, without bias.
+
+        Args:
+            x: a batch of inputs that are not negative.
+
+        Returns:
+            A batch of outputs.
+        """
         return self.apply(None if self.weight is None else self.weight.abs(), x)
 
+    def rounded(self, x: Tensor) -> Tensor:
+        """What the rounding of each output is in proportion to, for magnitudes of the inputs.
+
+        Args:
+            x: a batch of inputs.
+
+        Returns:
+            A batch of outputs.
+        """
+        spread = self.magnitude(x) if self.sizes is None else self.sizes(x)
+        if self.bias is None:
+            return spread
+        return spread + (self.bias.abs() if self.bias_size is None else self.bias_size)
+
     def without_bias(self, weight: Tensor | None) -> Callable[[Tensor], Tensor]:
-        """The linear part with another weight, as a function."""
+        """The linear part with another weight, as a function.
+
+        Args:
+            weight: takes the place of the operator's own.
+
+        Returns:
+            A function of a batch of inputs.
+        """
         return lambda x: self.apply(weight, x)
 
 
@@ -83,7 +123,14 @@ class Join:
     bias: Tensor | None = None
 
     def run(self, values: list[Tensor]) -> Tensor:
-        """The sum or concatenation of the values."""
+        """The sum or concatenation of the values.
+
+        Args:
+            values: two or more values, each a batch.
+
+        Returns:
+            A batch.
+        """
         if self.kind == "concatenation":
             return torch.cat(values, dim=self.axis)
         total = values[0]
@@ -109,7 +156,14 @@ class ValueProduct:
     settings: tuple[Any, ...] = ()
 
     def run(self, values: list[Tensor]) -> Tensor:
-        """The product of the two values."""
+        """The product of the two values.
+
+        Args:
+            values: two values, each a batch.
+
+        Returns:
+            A batch.
+        """
         return values[0] * values[1]
 
 
@@ -152,11 +206,26 @@ class Elementwise:
     relative: bool = False
 
     def run(self, x: Tensor) -> Tensor:
-        """The output for inputs (n, *shape)."""
+        """The output for inputs (n, *shape).
+
+        Args:
+            x: a batch of inputs.
+
+        Returns:
+            A batch of outputs of the same shape.
+        """
         return self.function(x)
 
     def values(self, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
-        """Bounds on the function over [low, high], entry by entry."""
+        """Bounds on the function over [low, high], entry by entry.
+
+        Args:
+            low: the smallest input of every entry.
+            high: the largest.
+
+        Returns:
+            The smallest and the largest output, rounded outwards.
+        """
         at_low, at_high = self.function(low), self.function(high)
         bottom, top = torch.minimum(at_low, at_high), torch.maximum(at_low, at_high)
         for point in self.critical_points:
@@ -167,7 +236,15 @@ class Elementwise:
         return _outwards(bottom, top, exact=bool(self.kinks) and not self.inflection_points)
 
     def slopes(self, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
-        """Bounds on every difference quotient over [low, high], entry by entry."""
+        """Bounds on every difference quotient over [low, high], entry by entry.
+
+        Args:
+            low: the smallest input of every entry.
+            high: the largest.
+
+        Returns:
+            The smallest and the largest slope, rounded outwards.
+        """
         at_low, at_high = self.derivative(low), self.derivative(high)
         bottom, top = torch.minimum(at_low, at_high), torch.maximum(at_low, at_high)
         for point in self.inflection_points:
@@ -231,7 +308,14 @@ class Lipschitz:
     bend: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor] | None = None
 
     def run(self, x: Tensor) -> Tensor:
-        """The output for inputs (n, *shape)."""
+        """The output for inputs (n, *shape).
+
+        Args:
+            x: a batch of inputs.
+
+        Returns:
+            A batch of outputs.
+        """
         return self.function(x)
 
 

@@ -100,7 +100,16 @@ class Call:
     dtype: torch.dtype = torch.float32
 
     def get(self, position: int, name: str, default: Any = None) -> Any:
-        """An argument by position or by name."""
+        """An argument by position or by name.
+
+        Args:
+            position: its place among the positional arguments.
+            name: its name among the others.
+            default: what it is where it was left out.
+
+        Returns:
+            The argument.
+        """
         if position < len(self.args):
             return self.args[position]
         return self.kwargs.get(name, default)
@@ -121,7 +130,18 @@ class Call:
         return found
 
     def axis(self, dimension: int, value: Value | None = None) -> int:
-        """Where an operator's dimension stands in the stored value, counted with the batch in front."""
+        """Where an operator's dimension stands in the stored value, counted with the batch in front.
+
+        Args:
+            dimension: as the operator counts it; negative numbers count from the end.
+            value: the value that is meant; the operator's first input unless given.
+
+        Returns:
+            The axis.
+
+        Raises:
+            BadInput: if the operator works across the examples of a batch.
+        """
         value = value or self.value
         real = dimension % max(1, len(value.real))
         if value.varies[real]:
@@ -129,14 +149,34 @@ class Call:
         return value.kept.index(real) + 1
 
     def image(self, axes: int) -> tuple[int, ...]:
-        """The last `axes` sizes of the input, which must look like (batch, channels, *image)."""
+        """The last `axes` sizes of the input, which must look like (batch, channels, *image).
+
+        Args:
+            axes: how many dimensions the image has.
+
+        Returns:
+            Their sizes.
+
+        Raises:
+            BadInput: if the input is laid out in another way.
+        """
         value = self.value
         if len(value.real) != axes + 2 or value.varies != (True, *[False] * (axes + 1)) or value.real[0] != 1:
             raise self.refuse("its input is not laid out as (batch, channels, image)")
         return value.shape[1:]
 
     def constant(self, item: Any) -> Tensor:
-        """A constant broadcast to the output, in the stored shape."""
+        """A constant broadcast to the output, in the stored shape.
+
+        Args:
+            item: a number, a list or a tensor.
+
+        Returns:
+            A tensor in float64.
+
+        Raises:
+            BadInput: if it does not fit the output or is not finite.
+        """
         tensor = torch.as_tensor(item, dtype=torch.float64)
         try:
             whole = tensor.expand(self.real)
@@ -147,7 +187,14 @@ class Call:
         return whole.reshape(self.shape).clone()
 
     def refuse(self, reason: str) -> BadInput:
-        """The error of an operator that has a rule, but not with these arguments."""
+        """The error of an operator that has a rule, but not with these arguments.
+
+        Args:
+            reason: what is in the way, as the end of a sentence.
+
+        Returns:
+            The error, to be raised.
+        """
         return BadInput(f"The operator {self.op} ({self.name}{self.place}) cannot be certified: {reason}.")
 
 

@@ -271,6 +271,7 @@ def conv6_cifar(
                 name = f"conv6-{width}-{epochs}ep-{method}-{number}"
                 config = config.replace(folder=Path(runs) / name, resume=True, every="1ep", keep=1)
             model = make("conv6", width=width, init=init, seed=number)
+            model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # a quarter less time
             ticket = {"sparsity": 0.5, "period": proportional_period(epochs), "rate": 0.1, "options": TicketOptions()}
             found.append(score_of(model, pair, method, f"{epochs}ep", config, ticket))
         known = CONV6[method, init].get(width)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import math
 import statistics
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -14,10 +13,10 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from prunus.papers import noisy_topk as theory
-from prunus.papers.noisy_topk.simulation import accuracy
+from prunus.papers.noisy_topk.simulation import accuracy, without_advice
 from prunus.private.accounting import BudgetSpent, noise_for_budget
 from prunus.private.dpsgd import PrivateOptions, make_private
-from prunus.private.mechanism import NoisyTopK, Rounded, TwoLevelTopK
+from prunus.private.mechanism import NoisyTopK, TwoLevelTopK
 from prunus.settings.private import ComparisonOptions
 
 # Share of the privacy that goes to the indices in a public implementation of noisy top-k.
@@ -59,9 +58,7 @@ def _train(
     d = sum(p.numel() for p in model.parameters())
     loader = DataLoader(TensorDataset(*train.tensors), batch_size=options.batch)
     optimizer = torch.optim.SGD(model.parameters(), lr=options.lr)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", Rounded)
-        warnings.filterwarnings("ignore", message="Full backward hook|Optimal order")
+    with without_advice():
         private = make_private(
             model,
             optimizer,

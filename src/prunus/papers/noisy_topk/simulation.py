@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import tempfile
+import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from prunus.errors import BadInput
+from prunus.private.index_mechanism import Rounded
 from prunus.private.ledger import Ledger
 from prunus.private.mechanism import NoisyTopK
 from prunus.private.rounds import RoundEngine, RoundPlan
@@ -69,18 +71,14 @@ def simulate(options: SimulationOptions, advance: Callable[..., None] | None = N
 
     Draws are seeded, so they give no privacy: for measurements only.
     """
-    import warnings
-
     from prunus.data import load
-    from prunus.private.mechanism import Rounded
 
     train = load(options.data, split="train", folder=options.folder)
     test = load(options.data, split="test", folder=options.folder)
     clients = _clients(train, options)
     start = flat_parameters(network(options))
     rows = []
-    with _pool(options.processes) as pool, warnings.catch_warnings():
-        warnings.simplefilter("ignore", Rounded)
+    with _pool(options.processes) as pool, without_advice():
         for name, plan in methods(options).items():
             with tempfile.TemporaryDirectory() as folder:
                 engine = RoundEngine(start, clients, plan, Ledger(Path(folder) / "ledger", delta=options.delta))
@@ -168,6 +166,15 @@ def load_flat(model: nn.Module, weights: Tensor) -> None:
     with torch.no_grad():
         for parameter, part in zip(held, weights.split([p.numel() for p in held])):
             parameter.copy_(part.view_as(parameter))
+
+
+@contextmanager
+def without_advice() -> Iterator[None]:
+    """Without warnings that repeat with every step of an experiment: rounded counts, hooks, orders of Renyi curves."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", Rounded)
+        warnings.filterwarnings("ignore", message="Full backward hook|Optimal order")
+        yield
 
 
 @torch.no_grad()

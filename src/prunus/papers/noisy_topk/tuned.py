@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,10 +19,10 @@ from torch.utils.data import DataLoader, TensorDataset
 from prunus.errors import BadInput, UnknownName
 from prunus.models.convolutional import TanhCNN
 from prunus.papers.noisy_topk._tanh_gradients import per_example_gradients
-from prunus.papers.noisy_topk.simulation import accuracy
+from prunus.papers.noisy_topk.simulation import accuracy, without_advice
 from prunus.private.accounting import BudgetSpent, noise_for_budget
 from prunus.private.dpsgd import PrivateOptions, make_private
-from prunus.private.mechanism import NoisyTopK, Rounded, TwoLevelTopK
+from prunus.private.mechanism import NoisyTopK, TwoLevelTopK
 from prunus.private.policies import WarmUp
 
 METHODS = ("dense", "random", "warm-up", "noisy-top-k", "two-level")
@@ -175,9 +174,7 @@ def train_once(setting: Setting, folder: str | None = None) -> dict[str, Any]:
     model = make(setting.model, seed=setting.seed)
     d = sum(p.numel() for p in model.parameters())
     optimizer = torch.optim.SGD(model.parameters(), lr=setting.rate / setting.clip, momentum=setting.momentum)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", Rounded)
-        warnings.filterwarnings("ignore", message="Full backward hook|Optimal order")
+    with without_advice():
         private = make_private(
             model,
             optimizer,

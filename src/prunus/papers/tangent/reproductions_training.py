@@ -30,6 +30,10 @@ from prunus.training.lottery import imp
 
 Rows = list[dict[str, Any]]
 _NOTE = "figure without numbers; width, images and epochs are reduced here"
+_REDUCED = (
+    "reduced: 4,000 of 50,000 images, averaged to 16 x 16, 3 epochs of 160 (batch 50, cosine), 2,000 test images, "
+    "one run of two, base widths {} in place of {}"
+)
 # Ledger K-23, shortened: rate and momentum as published.
 _CIFAR = FitConfig(lr=0.1, momentum=0.9, weight_decay=1e-4, schedule="cosine-epoch", batch_size=50)
 _MNIST = FitConfig(lr=0.1, momentum=0.0, weight_decay=0.0, schedule="constant", batch_size=128)
@@ -115,7 +119,7 @@ _ALL = ("random", "random rescaled", "imp")
 
 @reproduction(
     "tangent-figure-3", "Random pruning without rescaling, ResNet-20 of three widths (reduced: 4, 8, 16 on 16 x 16)",
-    f"{SOURCE}, figure 3", minutes=4.0, needs=("cifar10",),
+    f"{SOURCE}, figure 3; {_REDUCED.format('4, 8 and 16', '32, 64 and 128')}", minutes=4.0, needs=("cifar10",),
 )  # fmt: skip
 def figure_3(seed: int = 0, folder: Path | None = None, scale: Scale = _BY_WIDTH) -> Rows:
     """Published: the gap to the full network narrows with the width, to 1 point at width 128 and sparsity .866."""
@@ -124,7 +128,8 @@ def figure_3(seed: int = 0, folder: Path | None = None, scale: Scale = _BY_WIDTH
 
 @reproduction(
     "tangent-figure-4", "Random, rescaled, IMP, SNIP and GraSP on MNIST (reduced: 2 x 256 of 2 x 2048)",
-    f"{SOURCE}, figure 4; at its full width, shortened: imp-mnist-2x2048", minutes=3.0, needs=("mnist",),
+    f"{SOURCE}, figure 4; reduced: width 256 in place of 2048, 6,000 of 60,000 images, 8 epochs of 40, one run of two. "
+    "At its full width, with fewer epochs: imp-mnist-2x2048", minutes=3.0, needs=("mnist",),
 )  # fmt: skip
 def figure_4(seed: int = 0, folder: Path | None = None, scale: Scale = _MNIST_SCALE) -> Rows:
     """Published: curves of the five methods by density, without a claim in words."""
@@ -145,7 +150,7 @@ def figure_4(seed: int = 0, folder: Path | None = None, scale: Scale = _MNIST_SC
 
 @reproduction(
     "tangent-figure-5", "Random, rescaled and IMP, VGG-11 of two widths (reduced: 8 and 16 on 16 x 16)",
-    f"{SOURCE}, figure 5", minutes=3.0, needs=("cifar10",),
+    f"{SOURCE}, figure 5; {_REDUCED.format('8 and 16', '64 and 128')}", minutes=3.0, needs=("cifar10",),
 )  # fmt: skip
 def figure_5(seed: int = 0, folder: Path | None = None, scale: Scale = _VGG_SCALE) -> Rows:
     """Published: curves by density at widths 64 and 128, similar to those of figure 3."""
@@ -154,7 +159,7 @@ def figure_5(seed: int = 0, folder: Path | None = None, scale: Scale = _VGG_SCAL
 
 @reproduction(
     "tangent-figure-6", "Random, rescaled and IMP, ResNet-20 of two widths (reduced: 4 and 8 on 16 x 16)",
-    f"{SOURCE}, figure 6", minutes=4.0, needs=("cifar10",),
+    f"{SOURCE}, figure 6; {_REDUCED.format('4 and 8', '32, 64 and 128')}", minutes=4.0, needs=("cifar10",),
 )  # fmt: skip
 def figure_6(seed: int = 0, folder: Path | None = None, scale: Scale = _TWO_WIDTHS) -> Rows:
     """Published: curves by density at widths 32, 64 and 128."""
@@ -163,7 +168,7 @@ def figure_6(seed: int = 0, folder: Path | None = None, scale: Scale = _TWO_WIDT
 
 @reproduction(
     "tangent-figure-7", "Gap of random pruning with rescaling, ResNet-20 of three widths (reduced: 4, 8, 16)",
-    f"{SOURCE}, figure 7", minutes=4.0, needs=("cifar10",),
+    f"{SOURCE}, figure 7; {_REDUCED.format('4, 8 and 16', '32, 64 and 128')}", minutes=4.0, needs=("cifar10",),
 )  # fmt: skip
 def figure_7(seed: int = 0, folder: Path | None = None, scale: Scale = _BY_WIDTH) -> Rows:
     """Published: at one density, the gap to the full network narrows with the width."""
@@ -172,7 +177,7 @@ def figure_7(seed: int = 0, folder: Path | None = None, scale: Scale = _BY_WIDTH
 
 @reproduction(
     "tangent-figure-8", "Gap of IMP, ResNet-20 of three widths (reduced: 4, 8, 16 on 16 x 16)",
-    f"{SOURCE}, figure 8", minutes=4.0, needs=("cifar10",),
+    f"{SOURCE}, figure 8; {_REDUCED.format('4, 8 and 16', '32, 64 and 128')}", minutes=4.0, needs=("cifar10",),
 )  # fmt: skip
 def figure_8(seed: int = 0, folder: Path | None = None, scale: Scale = _BY_WIDTH) -> Rows:
     """Published: at one density, the gap to the full network narrows with the width."""

@@ -1,0 +1,124 @@
+"""The page's table of every number: its columns, a row for each group, and rows of the dense network beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from prunus.report import words
+from prunus.report.facts import Panel
+from prunus.report.metrics import percent
+from prunus.study.groups import SeedGroup
+
+Row = dict[str, tuple[str, float | str | None]]
+TABLE = (
+    ("method", "method", "how the weights to drop were chosen, and their pattern"),
+    ("sparsity", "zeros", "fraction of zeros that was asked for; of a smaller network, of multiply-adds removed"),
+    ("quality", "quality", "on the test set; mean and standard deviation over seeds"),
+    ("lost", "lost", "how much worse than the dense network"),
+    ("integers", "in integers", "the same with integer products"),
+    (
+        "agreement",
+        "same answer",
+        "held-out inputs with the answer of the dense network (of all such inputs, with 95 % confidence)",
+    ),
+    ("labels", "proved", "test points whose label is proved the same in their whole neighbourhood"),
+    ("int8", "than int8", "times as fast as the fastest dense int8 engine"),
+    ("float32", "than float32", "times as fast as the fastest dense float32 engine"),
+    ("speedup", "than torch", "time of the dense network in torch over time of the packed one in its better kernels"),
+    ("smaller", "smaller", "bytes of the dense file over bytes of the packed one"),
+    ("disk", "on disk", "bytes of the tensors in its file"),
+    ("memory", "in memory", "tensors of the network as it runs; layers that are faster dense stay dense"),
+    ("bound", "off by at most", "certified: largest change of the outputs near the test points"),
+    ("attained", "attained", "the largest change a search found there"),
+    ("held_out", "nearly all within", "change that at most a small share of inputs exceeds, with 95 % confidence"),
+    ("energy", "energy lost", "share of the sum of squared weights that pruning removes"),
+    ("condition", "condition", "tangent kernel: largest over smallest eigenvalue"),
+    ("minutes", "minutes", "spent on making this network, on one core"),
+    ("seeds", "seeds", "how many times it was made, with other random choices"),
+)
+_NONE: tuple[str, None] = ("–", None)
+
+
+def columns(found: Sequence[Row]) -> list[tuple[str, str, str]]:
+    """The columns that any row fills; the speed beside torch only where nothing faster was timed."""
+    filled = [column for column in TABLE if any(row[column[0]][1] is not None for row in found)]
+    names = [column[0] for column in filled]
+    return [column for column in filled if column[0] != "speedup" or "float32" not in names]
+
+
+def rows(panel: Panel) -> list[Row]:
+    """A line for each group: for each column what is shown and what is sorted by."""
+    return [_row(panel, group) for group in panel.groups]
+
+
+def dense_rows(panel: Panel) -> list[Row]:
+    """The dense network in the fastest engines of each kind, in the same columns."""
+    found = []
+    for rival in panel.rivals:
+        row: Row = dict.fromkeys((column[0] for column in TABLE), _NONE)
+        row |= {"method": (_called(rival.name), rival.name), "sparsity": ("0\u00a0%", 0.0)}
+        row |= {"quality": (panel.metric.show(rival.quality), rival.quality), "speedup": times(rival.faster)}
+        for key, other in (("float32", "dense float32"), ("int8", "dense int8")):
+            beside = next((one for one in panel.rivals if one.name == other), None)
+            if beside is not None:
+                row[key] = times(rival.faster / beside.faster)
+        found.append(row)
+    return found
+
+
+def _called(name: str) -> str:
+    return {"torch": "dense, torch", "dense": "dense"}.get(name, name.replace(" ", ", ") + ", fastest engine")
+
+
+def _row(panel: Panel, group: SeedGroup) -> Row:
+    metric, quality = panel.metric, group.means.get("quality")
+    lost, integers = metric.lost(group), group.mean("quality_integers")
+    smaller, disk = words.size_of(group)
+    memory, seconds, energy = (group.mean(name) for name in ("bytes_memory", "making_seconds", "energy_removed"))
+    title, plain = panel.title(group), ("bound", "attained", "held_out_bound", "kernel_condition")
+    return {
+        "method": (title, title),
+        "sparsity": (percent(group.sparsity, 0), group.sparsity),
+        "quality": _NONE if quality is None else (metric.spread(quality), quality.value),
+        "lost": _NONE if lost is None else (metric.show_lost(lost), lost),
+        "integers": _NONE if integers is None else (metric.show(integers), integers),
+        "agreement": _agreement(group),
+        "labels": _share(group.mean("labels_proved"), 0),
+        "int8": times(group.mean("faster_than_int8"), group.mean("faster_than_int8_second")),
+        "float32": times(group.mean("faster_than_dense"), group.mean("faster_than_dense_second")),
+        "speedup": times(group.faster),
+        "smaller": times(smaller),
+        "disk": (size(disk), disk) if disk else _NONE,
+        "memory": _NONE if memory is None else (size(memory), memory),
+        "minutes": _NONE if seconds is None else ("< 0.1" if seconds < 6 else f"{seconds / 60:.1f}", seconds),
+        "energy": _share(energy, 1),
+        "seeds": (str(len(group.results)), len(group.results)),
+        **{
+            key: _NONE if (value := group.mean(name)) is None else (words.number(value), value)
+            for key, name in zip(("bound", "attained", "held_out", "condition"), plain)
+        },
+    }
+
+
+def _agreement(group: SeedGroup) -> tuple[str, float | None]:
+    """97.6 % (≥ 96.1), the second with 95 % confidence for all such inputs, where that can be said."""
+    share, lows = group.mean("agreement"), [result.record.get("agreement_low") for result in group.results]
+    shown, value = _share(share, 1)
+    known = [low for low in lows if low is not None]
+    return (f"{shown} (≥\u00a0{100 * min(known):.1f})" if known and share is not None else shown), value
+
+
+def times(ratio: float | None, second: float | None = None) -> tuple[str, float | None]:
+    """1.26 ×, or 1.26 / 1.54 × for two batch sizes"""
+    if ratio is None:
+        return _NONE
+    return (f"{ratio:.2f} / {second:.2f}\u00a0×" if second is not None else f"{ratio:.2f}\u00a0×"), ratio
+
+
+def _share(value: float | None, digits: int) -> tuple[str, float | None]:
+    return _NONE if value is None else (percent(value, digits), value)
+
+
+def size(count: float) -> str:
+    """217 kB or 1.0 MB"""
+    return f"{count / 1024:.0f}\u00a0kB" if count < 2**20 else f"{count / 2**20:.1f}\u00a0MB"
