@@ -238,7 +238,7 @@ class NativeDecoder(_NativeModel):
             result.past_key_values = past_key_values
         return result
 
-    def _room(self, cache: Any, x: Tensor, past: int) -> Room | None:
+    def _room(self, cache: Any, x: Tensor, past: int) -> CacheRoom | None:
         """Where keys and values go: behind those of the cache, or into a new room that begins with a copy of them."""
         needed, parts = past + x.shape[1], self._blocks[0].parts
         known = _rooms.get(cache)
@@ -249,7 +249,7 @@ class NativeDecoder(_NativeModel):
         filled = (x.shape[0], parts.key_heads, past, parts.size)
         if any(tuple(tensor.shape) != filled or tensor.dtype != torch.float32 for pair in there for tensor in pair):
             return None
-        room = Room(torch.empty(shape), torch.empty(shape))
+        room = CacheRoom(torch.empty(shape), torch.empty(shape))
         for number, (keys, values) in enumerate(there):
             room.keys[number, :, :, :past], room.values[number, :, :, :past] = keys, values
         return room
@@ -267,7 +267,7 @@ class NativeDecoder(_NativeModel):
         return cos, sin
 
 
-class Room:
+class CacheRoom:
     """Keys and values of all layers of a cache, with room for more behind them."""
 
     def __init__(self, keys: Tensor, values: Tensor) -> None:
@@ -292,4 +292,4 @@ class Room:
 
 
 # The rooms behind the keys and values of caches.
-_rooms: weakref.WeakKeyDictionary[Any, Room] = weakref.WeakKeyDictionary()
+_rooms: weakref.WeakKeyDictionary[Any, CacheRoom] = weakref.WeakKeyDictionary()
