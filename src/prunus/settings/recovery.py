@@ -25,7 +25,7 @@ class ReconstructOptions:
         descent: Passes over the samples with gradient steps on the output of each block, zeros held; 0 leaves it out.
         rate: Learning rate of these steps, as a part of the typical size of a weight.
         batch_size: Samples that run at once, where the data do not come in batches.
-        memory: Bytes of activations kept in memory; what goes beyond is kept in files for the time of the run.
+        memory: Bytes of activations kept in memory; what goes beyond is kept in a file for the time of the run.
         progress: Show a line with the time left; None shows it in a terminal.
         folder: Keep the state here after every block; a call with the same arguments goes on from it and ends in the
             same bytes. The files stay until you delete them.
@@ -42,7 +42,7 @@ class ReconstructOptions:
     descent: int = 0
     rate: float = 0.01
     batch_size: int = 64
-    memory: float = 1e9
+    memory: float = 3e8
     progress: bool | None = None
     folder: str | Path | None = None
 
