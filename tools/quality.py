@@ -380,8 +380,6 @@ def efficientnet() -> Network:
     )  # fmt: skip
 
 
-ENCODER = ReconstructOptions()
-LANGUAGE = ReconstructOptions(memory=3e8)
 PHOTOGRAPHS = ReconstructOptions(batch_size=10, descent=5)
 
 NETWORKS: dict[str, Callable[[], Network]] = {
