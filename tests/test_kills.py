@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from tools.evidence import record
 
 import prunus
 from prunus import storage
@@ -23,7 +24,6 @@ from prunus.private.ledger import Ledger
 from prunus.sparse import compress
 from prunus.training.checkpoints import Checkpoints
 from support import PROVING, scale
-from support.evidence import record
 from support.studies import contents, tiny
 
 SIZES = "fc:64-48-10"

@@ -57,6 +57,13 @@ def test_every_public_name_of_every_room_is_on_its_page(site: Path) -> None:
             assert not missing, f"{page.name} lacks {missing}"
 
 
+def test_inherited_methods_are_on_the_page_of_their_class(site: Path) -> None:
+    text = (site / "reference" / "private.html").read_text("utf8")
+    for method in ("select", "privacy", "expected_error"):
+        assert f'id="prunus.private.NoisyTopK.{method}"' in text, method
+    assert 'id="prunus.contract.Pattern.mask"' in (site / "reference" / "contract.html").read_text("utf8")
+
+
 def test_examples_are_shown_as_code(site: Path) -> None:
     for page in (site / "reference").glob("*.html"):
         assert "<blockquote>" not in page.read_text("utf8"), page.name

@@ -284,7 +284,7 @@ def minilm() -> Network:
         for part in rest
         for i in range(0, len(part), 32)
     ]
-    return Network(dense, samples, judge, cells, note, ("pooler",), options=ENCODER, more=more)
+    return Network(dense, samples, judge, cells, note, ("pooler",), more=more)
 
 
 def _pairs(split: str) -> list[list[str]]:
@@ -332,7 +332,6 @@ def smollm2() -> Network:
         note,
         ("lm_head",),
         count=128,
-        options=LANGUAGE,
         more=[{"input_ids": part} for part in calibration.split(4)],
         rate=1e-4,
     )
@@ -381,8 +380,6 @@ def efficientnet() -> Network:
     )  # fmt: skip
 
 
-ENCODER = ReconstructOptions()
-LANGUAGE = ReconstructOptions(memory=3e8)
 PHOTOGRAPHS = ReconstructOptions(batch_size=10, descent=5)
 
 NETWORKS: dict[str, Callable[[], Network]] = {

@@ -153,6 +153,20 @@ def test_an_empty_part_of_a_head_is_no_obstacle() -> None:
     assert [(row.kind, row.before, row.after) for row in removal.rows] == [("heads", 4, 2)]
 
 
+def test_layers_that_the_example_does_not_run_are_named() -> None:
+    class Aided(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b, self.aid, self.other = (nn.Linear(i, o) for i, o in ((16, 32), (32, 4), (32, 4), (7, 5)))
+
+        def forward(self, x: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+            hidden = F.relu(self.a(x))
+            return (self.b(hidden), self.aid(hidden)) if self.training else self.b(hidden)
+
+    with pytest.warns(UserWarning, match="does not run aid:"):
+        prunus.shrink(Aided().eval(), 0.5, example=torch.randn(2, 16))
+
+
 def test_models_that_cannot_be_copied_are_refused() -> None:
     lazy = nn.Sequential(nn.LazyLinear(32), nn.Linear(32, 4))
     with pytest.raises(prunus.BadInput, match=r"0\.weight has no size yet"):

@@ -199,6 +199,27 @@ def test_saved_models_load_in_a_fresh_process(tmp_path: Path) -> None:
         assert float(result.stdout) == pytest.approx(small(torch.randn(1, 3, 32, 32)).double().sum().item(), abs=1e-5)
 
 
+def test_a_layer_with_two_names_is_saved_and_loaded(tmp_path: Path) -> None:
+    class Again(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.layers, self.head = nn.Linear(6, 12), nn.ModuleList([nn.Linear(12, 12)]), nn.Linear(12, 3)
+            self.again = self.layers[0]
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(torch.relu(self.again(torch.relu(self.layers[0](torch.relu(self.first(x)))))))
+
+    torch.manual_seed(0)
+    x = torch.randn(2, 6)
+    small = prunus.shrink(Again().eval(), 0.5, example=x)
+    save(small, tmp_path / "small.safetensors")
+    again = load(tmp_path / "small.safetensors", Again()).eval()
+    assert again.again.weight is again.layers[0].weight
+    assert again.again.in_features < 12
+    with torch.no_grad():
+        assert torch.equal(again(x), small(x))
+
+
 def test_a_file_of_another_model_is_refused(tmp_path: Path) -> None:
     save(prunus.models.make("fc:6-16-3"), tmp_path / "one.safetensors")
     with pytest.raises(prunus.BadInput, match="another model"):

@@ -12,7 +12,7 @@ from typing import Any
 from prunus.cli.options import Json
 
 DEVELOPERS = ("test", "check", "docs", "wheel")
-"""Extras for working on prunus itself; not shown."""
+"""Extras for working on prunus itself: a line each."""
 
 
 def doctor(*, json: Json = False) -> None:
@@ -30,7 +30,13 @@ def doctor(*, json: Json = False) -> None:
     rows += [[name, version] for name, version in record["packages"].items()]
     rows += [[f"kernels {name}", level] for name, level in record["kernels"].items()]
     for extra, packages in record["extras"].items():
-        rows += [[f"{name} (extra {extra})", version or "not installed"] for name, version in packages.items()]
+        if extra in DEVELOPERS:
+            missing = [name for name, version in packages.items() if version is None]
+            rows.append(
+                [f"to work on prunus (extra {extra})", f"lacks {', '.join(missing)}" if missing else "complete"]
+            )
+        else:
+            rows += [[f"{name} (extra {extra})", version or "not installed"] for name, version in packages.items()]
     rows += [["data folder", record["data"]]]
     print_table(["what", "here"], rows, left=(0, 1))
     for line in record["remarks"]:
@@ -53,7 +59,7 @@ def examine() -> dict[str, Any]:
         "python": platform.python_version(),
         "processor": f"{_processor()}, {os.cpu_count()} cores, {' '.join(flags) or 'no vector instructions known'}",
         "packages": required.get("", {}),
-        "extras": {extra: packages for extra, packages in required.items() if extra and extra not in DEVELOPERS},
+        "extras": {extra: packages for extra, packages in required.items() if extra},
         "kernels": {name.removeprefix("_"): level for name, level in kernels.items()},
         "data": os.environ.get("PRUNUS_DATA") or "PRUNUS_DATA is not set; digits travels with the package",
         "remarks": remarks,

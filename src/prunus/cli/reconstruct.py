@@ -15,7 +15,7 @@ from prunus.settings.recovery import ReconstructOptions
 if TYPE_CHECKING:
     Flags = Any
 else:
-    FIELDS = ("refine", "descent", "rate", "damping", "towards", "batch_size", "memory")
+    FIELDS = ("refine", "descent", "rate", "damping", "towards", "aside", "batch_size", "memory")
     Flags = options.flags_of("ReconstructFlags", options.flags(ReconstructOptions, names=FIELDS))
 
 

@@ -15,7 +15,9 @@ from prunus.cli.options import DataDir, Json, Seed
 
 def reproduce(
     *names: Annotated[str, Parameter(help="Which reproductions to run; see --list. Several may be named.")],
-    list: Annotated[bool, Parameter(negative="", help="List what can be run, what it needs and how many minutes it takes.")] = False,
+    list: Annotated[
+        bool, Parameter(negative="", help="List what can be run, what it needs and how many minutes it takes.")
+    ] = False,
     data_dir: DataDir = None,
     output: Annotated[Path | None, Parameter(alias="-o", help="Also write the rows to this JSON file.")] = None,
     study: Annotated[Path | None, Parameter(help="Also keep the rows in this study; its page shows them.")] = None,

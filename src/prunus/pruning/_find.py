@@ -249,7 +249,7 @@ def _in_rounds(
     loss: Any,
     seed: int,
 ) -> dict[str, Tensor]:
-    if rule.rounds == 1 or patterns.fixed_sparsity(pattern) is not None:  # a pattern with one sparsity cannot be reached in steps
+    if rule.rounds == 1 or patterns.fixed_sparsity(pattern) is not None:  # N:M has no steps between
         context = ScoreContext(model, weights, data, loss, seed)
         return _masks(_scored(rule, context), weights, targets, rule, pattern, allocation, seed)
     copied = copy.deepcopy(model)

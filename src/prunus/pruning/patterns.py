@@ -2,7 +2,7 @@
 
 Rows of a convolution are read tap by tap with the input channels fastest, so a bank is a run of neighbouring channels
 of one tap: what the sparse kernels need. Each pattern asked for r zeros in a group makes exactly r; of equal scores the
-earlier position goes first.
+earlier position goes first. The methods of a pattern are those of `prunus.contract.Pattern`.
 """
 
 from __future__ import annotations

@@ -1,14 +1,16 @@
-"""Allocation by damage: more zeros where a layer's outputs change least.
+"""Allocation by damage: more zeros where they change the network's output least.
 
-Every layer's relative output error is measured at several sparsities, on the dense network's own inputs and after the
-least-squares fit. The sparsities then minimise the sum of these errors for the zeros asked for: layers that can give
-more or less all have the same slope, error per weight (a Lagrange multiplier, found by bisection).
+Every layer's output error is measured at several sparsities, on the dense network's own inputs and after the
+least-squares fit. At one of them the layer alone is pruned and the network runs to its end: what its output loses says
+how much this layer's error counts. The sparsities then minimise the sum of these losses for the zeros asked for: layers
+that can give more or less all have the same slope, loss per weight (a Lagrange multiplier, found by bisection).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,22 +20,26 @@ from prunus.adapters import Batch
 from prunus.contract import Pattern
 from prunus.layers import Weight
 from prunus.pruning import patterns
-from prunus.recovery._layer import centred, problem_for, shrunk
+from prunus.recovery._layer import centred, keep_mean, loudness, problem_for, shrunk
 from prunus.recovery._moments import Moments, bias_of, measure, trace
+from prunus.recovery._shelf import leaves
 from prunus.recovery._solve import damped, errors, optimum
 from prunus.recovery._units import UnitWalk, divide, looks_back
 
+ENDS = 2
+"""The network runs to its end on so many batches."""
 REACH = 0.25
-"""How far a layer may be from the sparsity of the whole: errors add up only as long as they are small."""
+"""How far a layer may go beyond the sparsity of the whole, and half as far as it may stay below it: losses add up only
+as long as they are small."""
 
 
 @dataclass(frozen=True, eq=False)
 class Damage:
-    """Every weight's relative output error at growing sparsities, and what follows for a sparsity of the whole.
+    """What the network's output loses with each weight at growing sparsities, and what follows for the whole.
 
     Attributes:
         choices: the sparsities measured, with the pattern each was measured in.
-        curves: the error at each of them, by the name of the weight.
+        curves: the loss at each of them, relative to the variance of the network's output, by the name of the weight.
         sizes: how many weights each has.
         stepped: only the sparsities measured can be chosen (N:M), none between them.
 
@@ -51,7 +57,14 @@ class Damage:
     stepped: bool
 
     def levels(self, sparsity: float) -> tuple[dict[str, float], dict[str, Pattern]]:
-        """The sparsity of every weight with the least error in sum, and its pattern."""
+        """The sparsity of every weight with the least loss in sum, and its pattern.
+
+        Args:
+            sparsity: share of zeros over all weights together.
+
+        Returns:
+            The sparsities by name, and the patterns by name.
+        """
         known = list(self.choices)
         points = known if self.stepped else list(np.linspace(min(known), max(known), 121))
         fine = {name: np.interp(points, known, _convex(known, curve)) for name, curve in self.curves.items()}
@@ -66,8 +79,8 @@ def around(pattern: Pattern, sparsity: float) -> dict[float, Pattern]:
     """The choices for a layer when the whole shall have `sparsity`: with N:M the layers keep different N of every M."""
     if isinstance(pattern, patterns.NM):
         return steps(pattern)
-    low, high = max(0.0, sparsity - REACH), min(0.98, sparsity + min(REACH, (1 - sparsity) * 0.8))
-    return {float(s): pattern for s in np.linspace(low, high, 7)}
+    low, high = max(0.0, sparsity - 2 * REACH), min(0.98, sparsity + min(REACH, (1 - sparsity) * 0.8))
+    return {float(s): pattern for s in np.linspace(low, high, 9)}
 
 
 def steps(pattern: patterns.NM) -> dict[float, Pattern]:
@@ -89,34 +102,74 @@ def _curves(
     model: nn.Module, weights: Mapping[str, Weight], choices: Mapping[float, Pattern], batches: Sequence[Batch],
     keeps: Sequence[Tensor | None], damping: float,
 ) -> dict[str, list[float]]:  # fmt: skip
-    """Every layer's relative error at each of the choices."""
+    """What the network's output loses, relative to its variance, with each layer at each of the choices."""
     units = divide(model, weights, batches[0])
-    stages = trace(model, weights, batches[0], keeps[0])
+    stages = trace(model, weights, batches[0], keeps[0], units)
     walk = UnitWalk(model, units, batches)
     walk.keep_all = looks_back(model, units, batches[0])
+    ends = [_floating(walk.to_end(index)).detach().clone() for index in range(min(len(batches), ENDS))]
     found: dict[str, list[float]] = {}
     for unit in units:
         inside = {id(module) for module in model.get_submodule(unit).modules()}
         for stage in (stage for stage in stages if id(weights[stage.names[0]].module) in inside):
             moments = measure(walk, walk, stage, weights, weights, keeps)
             for name in stage.names:
-                shift = bias_of(weights[name]) is not None or name in stage.norms
-                found[name] = [
-                    _error(weights[name], moments, shift, shape, level, damping) for level, shape in choices.items()
-                ]
+                norm = model.get_submodule(stage.norms[name]) if name in stage.norms else None
+                trials = _trials(weights[name], moments, norm, choices, damping)
+                place = max(len(trials) // 2, next((at for at, trial in enumerate(trials) if trial[0] > 0), 0))
+                error, values = trials[place]
+                lost = _lost(walk, weights[name], values, moments, norm, ends, keeps)
+                found[name] = [part * lost / error if error > 0 else 0.0 for part, _ in trials]
         walk.advance()
     return {name: found[name] for name in weights}
 
 
-def _error(weight: Weight, moments: Moments, shift: bool, pattern: Pattern, sparsity: float, damping: float) -> float:
-    if sparsity == 0:
-        return 0.0
+def _trials(
+    weight: Weight, moments: Moments, norm: nn.Module | None, choices: Mapping[float, Pattern], damping: float
+) -> list[tuple[float, Tensor]]:
+    """A layer's relative output error at each of the choices, and the values it would have."""
+    shift = bias_of(weight) is not None or norm is not None
     own = damped(shrunk(*centred(moments, shift), moments.count)[0], damping)
     matrix = weight.rows(weight.parameter.detach().double()).reshape(own.shape[0], -1, own.shape[-1])
-    task = problem_for(weight, matrix, own, pattern, sparsity)
-    mask = task.choose(matrix.square() * own.diagonal(dim1=-2, dim2=-1).unsqueeze(-2))
-    size = float(errors(task, torch.zeros_like(matrix)).sum()) or 1.0
-    return float(errors(task, optimum(task, mask, rounds=12)).sum()) / size
+    scale = loudness(norm, matrix)
+    found = []
+    for sparsity, pattern in choices.items():
+        task = problem_for(weight, matrix * scale, own, pattern, sparsity)
+        size = float(errors(task, torch.zeros_like(matrix)).sum()) or 1.0
+        mask = task.choose(task.weight.square() * own.diagonal(dim1=-2, dim2=-1).unsqueeze(-2))
+        values = optimum(task, mask, rounds=12).double() if sparsity else task.weight
+        found.append((float(errors(task, values).sum()) / size, values / scale))
+    return found
+
+
+def _lost(
+    walk: UnitWalk, weight: Weight, values: Tensor, moments: Moments, norm: nn.Module | None, ends: Sequence[Tensor],
+    keeps: Sequence[Tensor | None],
+) -> float:  # fmt: skip
+    """What the network's output loses, relative to its variance, when this layer alone has these values."""
+    bias, lines = bias_of(weight), weight.rows(weight.parameter.detach())
+    moved = [weight.parameter.detach(), *([] if bias is None else [bias]), *([] if norm is None else norm.buffers())]
+    before = [tensor.detach().clone() for tensor in moved]
+    own, _ = centred(moments, bias is not None or norm is not None)
+    try:
+        matrix = lines.double().reshape(values.shape)
+        weight.parameter.copy_(weight.unrows(values.reshape(lines.shape)))
+        keep_mean(weight, matrix, values, moments, own, bias, norm)
+        made = [_floating(walk.to_end(index)) for index in range(len(ends))]
+    finally:
+        for tensor, old in zip(moved, before):
+            tensor.copy_(old)
+    return sum(_distance(*each) for each in zip(made, ends, keeps)) / len(ends)
+
+
+def _floating(output: Any) -> Tensor:
+    return next(tensor for tensor in leaves(output) if tensor.is_floating_point())
+
+
+def _distance(output: Tensor, end: Tensor, keep: Tensor | None) -> float:
+    if keep is not None and output.dim() == 3 and output.shape[:2] == keep.shape:
+        output, end = output[keep], end[keep]
+    return float((output - end).double().square().mean() / end.double().var(correction=0).clamp_min(1e-30))
 
 
 def _convex(points: Sequence[float], values: Sequence[float]) -> list[float]:

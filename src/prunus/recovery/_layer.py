@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +17,8 @@ from prunus.settings.recovery import ReconstructOptions
 
 TRIAL = 10  # steps of conjugate gradients before two masks are compared
 GAIN = 1e-4  # a step that lowers the error by less is the last one
+LADDER = (1, 5, 20, 60, 180)  # dampings that are tried on batches held aside, as multiples of the least
+WORTH = 0.01  # more damping must lower the error there by this part
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,6 +147,49 @@ def problem_for(weight: Weight, start: Tensor, moments: Tensor, pattern: Pattern
     return Problem(start, moments, choose, banks, by_row=bool(banks))
 
 
+def loudness(norm: nn.Module | None, matrix: Tensor) -> Tensor:
+    """How much the batch norm behind a layer enlarges each of its outputs, (groups, rows, 1); one without a norm.
+
+    Rows times this are pruned as the network behind the norm sees them.
+    """
+    if not isinstance(norm, nn.modules.batchnorm._BatchNorm) or norm.running_var is None:
+        return torch.ones_like(matrix[..., :1])
+    found = (norm.running_var.double() + norm.eps).rsqrt()
+    if norm.weight is not None:
+        found = found * norm.weight.detach().double().abs()
+    found = (found / found.mean().clamp_min(1e-30)).clamp_min(1e-3)
+    return found.reshape(*matrix.shape[:2], 1)
+
+
+def held_aside(
+    weight: Weight, matrix: Tensor, scale: Tensor, moments: Moments, *, pattern: Pattern, sparsity: float,
+    given: Tensor | None, shift: bool, last: bool, settings: ReconstructOptions,
+) -> ReconstructOptions:  # fmt: skip
+    """The settings with the damping that does best on the batches held aside, after a quick fit to the others."""
+    rest, aside = moments.rest(), moments.aside
+    assert aside is not None
+    own, cross = shrunk(*centred(rest, shift), rest.count)
+    there, across = centred(aside, shift)
+    aimed = matrix @ there
+    if settings.towards:
+        aimed = aimed + settings.towards * wanted(matrix, there, across, aside, shift, last)
+    size = float((matrix @ there * matrix * scale.square()).sum())
+    best, least = settings, math.inf
+    for step in LADDER:
+        tried = replace(settings, damping=settings.damping * step)
+        start, ridge = _start(weight, matrix, rest, own, cross, shift, last, tried)
+        task = problem_for(weight, start * scale, ridge, pattern, sparsity)
+        mask = given
+        if mask is None:
+            mask = task.choose(task.weight.square() * ridge.diagonal(dim1=-2, dim2=-1).unsqueeze(-2))
+        values = optimum(task, mask, rounds=TRIAL, gain=GAIN).double()
+        error = size + float((values @ there * values - 2 * values * aimed * scale).sum())
+        if error > (1 - WORTH) * least:
+            break
+        best, least = tried, error
+    return best
+
+
 def find(problem: Problem, refine: int) -> tuple[Tensor, Tensor]:
     """(mask, values): the best of the sweep and of ADMM, row by row where the pattern allows it."""
     candidates = [sweep(problem)]
@@ -180,16 +226,23 @@ def rebuild(
     bias = bias_of(weight)
     shift = bias is not None or norm is not None
     own, cross = centred(moments, shift)
+    scale = loudness(norm, matrix)
+    mask = None if given is None else weight.rows(given).reshape(matrix.shape)
+    if moments.aside is not None:
+        settings = held_aside(
+            weight, matrix, scale, moments, pattern=pattern, sparsity=sparsity, given=mask, shift=shift,
+            last=norm is None, settings=settings,
+        )  # fmt: skip
     start, ridge = _start(weight, matrix, moments, *shrunk(own, cross, moments.count), shift, norm is None, settings)
-    problem = problem_for(weight, start, ridge, pattern, sparsity)
-    if given is None:
+    problem = problem_for(weight, start * scale, ridge, pattern, sparsity)
+    if mask is None:
         mask, values = find(problem, settings.refine)
     else:
-        mask = weight.rows(given).reshape(matrix.shape)
         values = optimum(problem, mask)
+    problem = replace(problem, weight=start)
     size = float(errors(problem, torch.zeros_like(matrix)).sum()) or 1.0
     naive = problem.choose(matrix.square()) if given is None else mask
-    values = values.double() * mask
+    values = values.double() / scale * mask
     result = LayerResult(
         weight.unrows(mask.reshape(lines.shape)).contiguous(),
         float(errors(problem, matrix * naive).sum()) / size,
@@ -197,7 +250,7 @@ def rebuild(
         float(errors(problem, values).sum()) / size,
     )
     weight.parameter.copy_(weight.unrows(values.reshape(lines.shape)))
-    _shift(weight, matrix, values, moments, own, bias, norm)
+    keep_mean(weight, matrix, values, moments, own, bias, norm)
     return result
 
 
@@ -216,7 +269,7 @@ def _start(
     return best if part == 1.0 else matrix + part * (best - matrix), ridge
 
 
-def _shift(
+def keep_mean(
     weight: Weight,
     matrix: Tensor,
     values: Tensor,

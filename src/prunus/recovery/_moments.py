@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import math
+import operator
 from collections import deque
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +21,10 @@ from prunus.recovery._units import UnitWalk
 
 PLENTY = 32
 """With so many places to a column, chance plays no part in a fit."""
+ALIKE = 4
+"""So many places of an image are taken for one: neighbours look alike, and patches overlap."""
+FOLDS = 5
+"""One batch of so many is held aside where chance plays a part."""
 
 
 @dataclass(eq=False)
@@ -32,6 +38,7 @@ class Moments:
     target, aimed: sums of y z^T (1, rows, columns) and y (rows) with y = W x + g, and a bias if the layer has one; they
     take the place of `cross` and `beside` where that is less work.
     lack: sum of (W x + g - W z)^2 by weight, what the outputs lack with the dense weights.
+    aside: the same sums over the batches held aside; the others hold them too.
     """
 
     own: Tensor
@@ -46,6 +53,25 @@ class Moments:
     lack: dict[str, float] = field(default_factory=dict)
     target: Tensor | None = None
     aimed: Tensor | None = None
+    aside: Moments | None = None
+
+    def rest(self) -> Moments:
+        """The sums without those over the batches held aside."""
+        assert self.aside is not None
+        return self._combined(self.aside, operator.sub)
+
+    def with_aside(self, aside: Moments) -> Moments:
+        """The sums over these batches and those held aside."""
+        return replace(self._combined(aside, operator.add), aside=aside)
+
+    def _combined(self, other: Moments, sign: Callable[[Any, Any], Any]) -> Moments:
+        def each(mine: Any, its: Any) -> Any:
+            if isinstance(mine, dict):
+                return {name: sign(value, its[name]) for name, value in mine.items()}
+            return None if mine is None else sign(mine, its)
+
+        names = [entry.name for entry in fields(self) if entry.name != "aside"]
+        return Moments(**{name: each(getattr(self, name), getattr(other, name)) for name in names})
 
     @classmethod
     def empty(cls, groups: int, columns: int, device: torch.device, cross: bool = True) -> Moments:
@@ -137,8 +163,11 @@ class Trace:
     made: object
 
 
-def trace(model: nn.Module, weights: Mapping[str, Weight], batch: Batch, keep: Tensor | None = None) -> list[Stage]:
-    """The stages of a model in the order they run."""
+def trace(
+    model: nn.Module, weights: Mapping[str, Weight], batch: Batch, keep: Tensor | None = None,
+    units: Sequence[str] = (),
+) -> list[Stage]:  # fmt: skip
+    """The stages of a model in the order they run; weights of different `units` are in different ones."""
     by_name: dict[str, list[Trace]] = {}
     recent: deque[Use] = deque(maxlen=4)
     outputs: set[object] = set()
@@ -173,7 +202,8 @@ def trace(model: nn.Module, weights: Mapping[str, Weight], batch: Batch, keep: T
     groups: dict[object, list[str]] = {}
     for name, found in by_name.items():
         whole = len(found) == 1 and found[0].rows == (0, _rows(found[0].weight))
-        groups.setdefault(found[0].key if whole else name, []).append(name)
+        unit = next((unit for unit in units if name.startswith(f"{unit}.")), None)
+        groups.setdefault((found[0].key, unit) if whole else name, []).append(name)
     return [
         Stage(
             tuple(names),
@@ -205,14 +235,16 @@ def _chunks(uses: Sequence[Trace]) -> int:
 
 def measure(
     dense: UnitWalk, pruned: UnitWalk, stage: Stage, weights: Mapping[str, Weight], originals: Mapping[str, Weight],
-    keeps: Sequence[Tensor | None], last: bool = False,
+    keeps: Sequence[Tensor | None], last: bool = False, hold: bool = False,
 ) -> Moments:  # fmt: skip
     """The moments of a stage's inputs over all batches; `originals` are the dense network's weights.
 
     With `last` the dense network goes on to the end of its unit and keeps what it gives, so that it need not run again.
-    With one walk for both there is no other network, and nothing but the moments of its inputs is taken.
+    With one walk for both there is no other network, and nothing but the moments of its inputs is taken. With `hold`
+    some batches of images are held aside where there are few places for the columns: their sums are kept apart as well.
     """
     found: Moments | None = None
+    fit, aside = found, found
     doubtful = direct = False
     for index, keep in enumerate(keeps):
         there, full = _seen(dense, [originals[name] for name in stage.names], stage, index, keep, last)
@@ -229,14 +261,17 @@ def measure(
             if not bool(torch.isfinite(z.sum()) & torch.isfinite(x.sum())):
                 raise BadInput(f"The inputs of {new.weight.name!r} hold NaN or Inf: mend the model or the data.")
             if found is None:
-                # The patches of a convolution overlap, and an image gives thousands: there chance plays no part, nor
-                # where the batches bring many times more places than columns.
                 once = stage.chunks == 1 and stage.uses == len(stage.names) and new.output.dim() == 2
-                doubtful = once and not alike and z.shape[0] * len(keeps) < PLENTY * z.shape[2]
+                image = new.output.dim() > 2
+                few = not alike and z.shape[0] * len(keeps) < PLENTY * z.shape[2] * (ALIKE if image else 1)
+                hold, doubtful = hold and image and few and len(keeps) >= FOLDS, once and few
                 known = new.plain or bias_of(new.weight) is not None
                 added = full is not None and part is not None and not stage.norms
                 direct = once and added and known and not doubtful
-                found = Moments.empty(z.shape[1] * stage.chunks, z.shape[2], z.device, not direct and not alike)
+                form = (z.shape[1] * stage.chunks, z.shape[2], z.device, not direct and not alike)
+                fit, aside = Moments.empty(*form), Moments.empty(*form) if hold else None
+            found = fit if aside is None or (index + 1) % FOLDS else aside
+            assert found is not None
             if stage.chunks == 1:
                 found.add(x, z)
             else:
@@ -252,10 +287,10 @@ def measure(
         for use in there:
             if use.weight.name in stage.norms:
                 found.add_output(use)
-    assert found is not None
+    assert fit is not None
     if last:
         dense.move_on()
-    return found
+    return fit if aside is None else fit.with_aside(aside)
 
 
 def settle(dense: UnitWalk, pruned: UnitWalk, name: str, batches: int) -> None:

@@ -242,7 +242,7 @@ def measure_damage(
     grid: Sequence[float] = (0.0, 0.25, 0.5, 0.65, 0.8, 0.9, 0.95),
     options: ReconstructOptions | None = None,
 ) -> Damage:
-    """The error of each layer's output at growing sparsities, after the least-squares fit; the model is unchanged.
+    """What the network's output loses with each layer at growing sparsities, after the fit; the model is unchanged.
 
     `reconstruct(..., allocation="damage")` uses such curves to spread its sparsity over the layers, and `prunus.plan`
     can.
@@ -314,7 +314,7 @@ class _Reconstruction:
         batch = self.calibration[0]
         self.keeps = [_real_positions(each) for each in self.calibration]
         units = divide(self.dense, self.originals, batch)
-        stages = trace(self.dense, self.originals, batch, self.keeps[0])
+        stages = trace(self.dense, self.originals, batch, self.keeps[0], units)
         memory = self.options.memory / 2
         self.old = UnitWalk(self.dense, units, self.calibration, memory, fixed=True)
         self.new = UnitWalk(self.work, units, self.calibration, memory)
@@ -386,7 +386,8 @@ class _Reconstruction:
             if stage.summed:
                 self.new.close(self.weights[stage.names[0]].module, *new)
             trim()
-            moments = measure(self.old, self.new, stage, self.weights, self.originals, self.keeps, last)
+            hold = self.options.aside
+            moments = measure(self.old, self.new, stage, self.weights, self.originals, self.keeps, last, hold)
             trim()
             for name in stage.names:
                 self._layer(name, stage, moments)
@@ -395,7 +396,7 @@ class _Reconstruction:
             self._settle(name for name in stage.after if name not in self.between)
         if not stages or not last:
             self.old.advance()
-        if self.options.descent and len(stages) > 1:
+        if self.options.descent and any(True for _ in self.new.module.children()):  # one layer is at its optimum
             self.new.parts.clear()
             masks = {self.weights[n].parameter: self.done[n].mask for stage in stages for n in stage.names}
             descend(self.new, self.old, masks, self.keeps, self.options)  # type: ignore[arg-type]

@@ -207,6 +207,13 @@ class UnitWalk:
         with self.parts.replaced(index):
             return self.module(*args, **kwargs)
 
+    def to_end(self, index: int) -> Any:
+        """What the whole model gives for batch number `index`; it runs from the present unit on."""
+        with ExitStack() as stack:
+            for number in range(self.here):
+                stack.enter_context(replaced_forward(self.modules[number], self._replay(number, index)))
+            return call(self.model, self.batches[index])
+
     def settle(self, done: Iterable[Tensor], waiting: Iterable[Tensor]) -> None:
         """Parts of the present unit with weights that are `done`, none `waiting` and no batch norm change no more.
 

@@ -27,7 +27,7 @@
     const base = {
       font: { family: css("--sans"), size: narrow ? 12 : 13, color: css("--soft") },
       paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
-      margin: { l: 52, r: 14, t: 8, b: 44 }, hovermode: "closest", dragmode: false,
+      margin: { l: 52, r: 14, t: 20, b: 44 }, hovermode: "closest", dragmode: false,
       showlegend: false,  // one legend above serves all pictures
       hoverlabel: { bgcolor: css("--card"), bordercolor: css("--line"), font: { color: css("--ink"), family: css("--sans") } },
     };
@@ -133,6 +133,8 @@
     const dense = here().dense;
     const lines = dense === null ? [] : [{ type: "line", xref: "paper", x0: 0, x1: 1, y0: scale() * dense, y1: scale() * dense, line: { color: css("--soft"), dash: "dot", width: 1.5 } }];
     const notes = dense === null ? [] : [{ xref: "paper", x: 0.995, y: here().metric.lower ? Math.log10(dense) : scale() * dense, yanchor: "bottom", xanchor: "right", showarrow: false, text: `dense ${said(dense)}`, font: { color: css("--soft"), size: 12 } }];
+    const last = Math.max(...here().groups.map((g) => 100 * g.sparsity));
+    if (traces.length && dense !== null) traces.push({ name: "dense", mode: "markers", x: [last], y: [scale() * dense], marker: { opacity: 0, size: 9 }, hoverinfo: "skip" });  // so that the axis reaches it
     draw("accuracy", traces, { xaxis: zeros(), yaxis: merit(), shapes: lines, annotations: notes });
   }
 

@@ -19,11 +19,13 @@ class ReconstructOptions:
         towards: 1 aims at the dense network's outputs, so that layers undo the errors of those before them, as far as
             the samples show more than chance; 0 aims at what the dense weights would give on the pruned network's
             inputs (as SparseGPT does).
+        aside: Where images are few, every fifth batch is held aside to choose each convolution's damping (this one or
+            more); then all are used. False takes the damping as it is given.
         refine: Rounds of the search for better masks after the first; 0 leaves it out.
         descent: Passes over the samples with gradient steps on the output of each block, zeros held; 0 leaves it out.
         rate: Learning rate of these steps, as a part of the typical size of a weight.
         batch_size: Samples that run at once, where the data do not come in batches.
-        memory: Bytes of activations kept in memory; what goes beyond is kept in files for the time of the run.
+        memory: Bytes of activations kept in memory; what goes beyond is kept in a file for the time of the run.
         progress: Show a line with the time left; None shows it in a terminal.
         folder: Keep the state here after every block; a call with the same arguments goes on from it and ends in the
             same bytes. The files stay until you delete them.
@@ -35,11 +37,12 @@ class ReconstructOptions:
 
     damping: float = 0.01
     towards: float = 1.0
+    aside: bool = True
     refine: int = 24
     descent: int = 0
     rate: float = 0.01
     batch_size: int = 64
-    memory: float = 1e9
+    memory: float = 3e8
     progress: bool | None = None
     folder: str | Path | None = None
 

@@ -17,6 +17,7 @@ from prunus.adapters import Batch
 from prunus.contract import Masks
 from prunus.errors import BadInput, first_line
 from prunus.graph import read, unwrapped
+from prunus.layers import listing
 from prunus.settings.structure import Options
 from prunus.structure import _depth, _latency, _surgery, costs
 from prunus.structure._call import Example, example_for
@@ -279,6 +280,14 @@ class _Search:
             warnings.warn(
                 f"The configuration {type(small.config).__name__} cannot say the new sizes, so from_pretrained would "
                 "not read this model: keep it with prunus.structure.save and prunus.structure.load.",
+                stacklevel=3,
+            )
+        idle = _surgery.never_run(self.work, coupling, found.counts)
+        if idle:
+            warnings.warn(
+                f"The example does not run {listing(idle)}: what it reads or gives may be narrower now, and where the "
+                "model's code runs it the smaller model may fail. Give an example that runs it, or exclude its "
+                "neighbours.",
                 stacklevel=3,
             )
         rows = [GroupRow(each.name, "block", 1, 0, each.change) for each in self.gone]

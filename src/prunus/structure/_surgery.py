@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import itertools
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -97,6 +97,17 @@ def masks_of(model: nn.Module, coupling: Coupling, stays: Array) -> Masks:
         if not bool(mask.all()):
             masks[plain[name]] = mask
     return Masks.adopt(masks, {"pattern": "channels", "from": "shrink"})
+
+
+def never_run(model: nn.Module, coupling: Coupling, counts: Sequence[int]) -> list[str]:
+    """Layers that the example did not run and that have the size of something that was narrowed: they may not fit."""
+    sizes = {
+        part.index.size for group, count in zip(coupling.groups, counts) for part in group.parts if count < len(group)
+    }
+    every = list(model.named_parameters(remove_duplicate=False))
+    seen = {id(value) for name, value in every if name in coupling.walk.tensors}
+    idle = [name for name, value in every if value.ndim > 1 and id(value) not in seen and sizes & set(value.shape)]
+    return [name.rpartition(".")[0] for name in idle]
 
 
 def _zero_vectors(model: nn.Module, coupling: Coupling, stays: Array) -> None:

@@ -100,7 +100,7 @@ def _shortened(path: Path, model: nn.Module, record: dict[str, Any]) -> nn.Modul
 
 
 def _filled(path: Path, model: nn.Module, tensors: dict[str, Tensor], record: dict[str, Any]) -> nn.Module:
-    modules = dict(model.named_modules())
+    modules = dict(model.named_modules(remove_duplicate=False))  # one may have two names
     own = model.state_dict(keep_vars=True)
     names = {*tensors, *record["shared"]}
     missing, extra = sorted(own.keys() - names), sorted(names - own.keys())
