@@ -13,6 +13,7 @@ namespace {
 
 constexpr size_t alignment = 64;
 constexpr int64_t inputs_at_hand = 16 << 10;  // quantised inputs that stay in the first-level cache beside the weights
+constexpr int64_t weights_at_hand = 8 << 20;  // more come from memory
 constexpr int64_t task_work = 1 << 16;        // floats to quantise in one task
 constexpr int full_from = 11;                 // weights of a row in a bank from which no index is cheaper
 
@@ -188,8 +189,10 @@ void multiply_tokens(const IntegerLevel &level, const IntegerMatrix &m, const Qu
     const int64_t groups = int64_t(m.groups.size()), pitch = inputs.pitch;
     if (tokens == 0 || groups == 0) return;
     const int useful = useful_threads(threads, m.count * 64 * tokens, integer_work);
-    // Tokens are cut so that their inputs stay in the first-level cache while all rows read them.
-    const int64_t block = std::max<int64_t>(4, inputs_at_hand / std::max<int64_t>(1, pitch) / 4 * 4);
+    // Tokens are cut so that their inputs stay in the first-level cache while all rows read them; weights that come
+    // from memory are read for as many tokens as the second-level cache holds.
+    const int64_t at_hand = m.count * unit_bytes > weights_at_hand ? 8 * inputs_at_hand : inputs_at_hand;
+    const int64_t block = std::max<int64_t>(4, at_hand / std::max<int64_t>(1, pitch) / 4 * 4);
     const int64_t blocks = (tokens + block - 1) / block;
     const int64_t parts = useful > 1 ? std::min(groups, std::max<int64_t>(1, (4 * useful + blocks - 1) / blocks)) : 1;
     parallel(useful, blocks * parts, [&](int64_t task) {
