@@ -6,9 +6,21 @@ from pathlib import Path
 import pytest
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+LONG = (
+    "study/test_cluster.py",
+    "native/test_kernels_check.py",
+    "native/test_emulated_select.py",
+    "test_examples.py",
+    "test_docs.py",
+    "test_face.py",
+    "test_site.py",
+    "study/test_runner.py",
+)
+"""Files whose tests take longest: they begin, so that no worker is left with one of them at the end."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: not item.nodeid.partition("::")[0].endswith(LONG))
     for item in items:
         reasons = [str(mark.kwargs.get("reason", "")) for mark in item.iter_markers("skip")]
         if any("empty parameter set" in reason for reason in reasons):

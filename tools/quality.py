@@ -118,6 +118,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=600, help="length of the distillation")
     parser.add_argument("--work", type=Path, help="keep the state of a cell here, to go on with it")
     parser.add_argument("--keep", type=Path, help="write the pruned networks here, and judge those that are there")
+    parser.add_argument("--again", action="store_true", help="measure rows anew that are there")
     parser.add_argument("--folder", type=Path, default=FOLDER)
     chosen = parser.parse_args()
     if chosen.name == "guide":
@@ -132,7 +133,7 @@ def main() -> None:
         for pattern, sparsity in cells if method != "dense" else [("", 0.0)]:
             key = {"method": method, "pattern": pattern, "sparsity": sparsity}
             key |= {"steps": chosen.steps} if method.endswith("+distil") else {}
-            if any(key.items() <= row.items() for row in rows):
+            if any(key.items() <= row.items() for row in rows) and not chosen.again:
                 continue
             place = chosen.keep and chosen.keep / f"{method}-{pattern.replace(':', '-')}-{sparsity:g}"
             if method == "dense":
@@ -146,8 +147,10 @@ def main() -> None:
             print(key, row, flush=True)
             found = {**key, **network.judge(model), **row}
             print(found, flush=True)
-            rows = [*known(path), found]  # another run may have added rows meanwhile
-            rows.sort(key=lambda row: METHODS.index(row["method"]))
+            others = [row for row in known(path) if not key.items() <= row.items()]  # other runs may have added some
+            rows = [*others, found]
+            order = [("", 0.0), *network.cells]
+            rows.sort(key=lambda row: (METHODS.index(row["method"]), order.index((row["pattern"], row["sparsity"]))))
             record(f"quality-{chosen.name}", rows, network.note, chosen.folder)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import random
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -133,3 +134,25 @@ def test_a_lazy_model_is_named() -> None:
     ball = prunus.Ball(0.5, torch.zeros(6))
     with pytest.raises(BadInput, match="no values yet"):
         prunus.certify(model, copy.deepcopy(model), ball, attack=False)
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode], ids=lambda mode: mode.__name__)
+def test_certificates_work_where_gradients_are_off(mode: Callable[[], Any]) -> None:
+    torch.manual_seed(5)
+    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 4)).eval()
+    masks, ball = prunus.find_masks(model, 0.4), prunus.Ball(0.5, torch.zeros(6))
+    with mode():
+        cert = prunus.certify(model, masks, ball)
+        assert cert.attained is not None
+        assert 0 < cert.attained <= cert.bound
+        assert prunus.equivalent(model, masks, ball, tolerance=10.0).status == "proved"
+        assert len(prunus.certify_labels(model, masks, prunus.Samples(torch.zeros(2, 6), 0.01)).agree) == 2
+
+
+def test_a_model_made_in_inference_mode_is_named() -> None:
+    with torch.inference_mode():
+        model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 4)).eval()
+    other, ball = copy.deepcopy(model), prunus.Ball(0.5, torch.zeros(6))
+    with pytest.raises(BadInput, match=r"copy\.deepcopy"):
+        prunus.certify(model, other, ball)
+    assert prunus.certify(other, copy.deepcopy(other), ball).attained == 0

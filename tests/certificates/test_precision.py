@@ -61,6 +61,11 @@ CASES: dict[str, tuple[tuple[int, ...], Callable[[], nn.Module]]] = {
         ),
     ),
     "layer norm": ((8,), lambda: Applied(lambda layer, x: layer(x + 100), nn.LayerNorm(8))),
+    "resized": ((1, 7), lambda: nn.Sequential(nn.Conv1d(1, 1, 1), nn.Upsample(size=23, mode="linear"))),
+    "resized image": (
+        (1, 5, 7),
+        lambda: nn.Sequential(nn.Conv2d(1, 1, 1), nn.Upsample(size=(11, 37), mode="bilinear", align_corners=True)),
+    ),
     "group norm": ((4, 6), lambda: nn.GroupNorm(2, 4)),
     "gelu": ((4,), lambda: nn.GELU()),
 }

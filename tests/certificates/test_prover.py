@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 from pathlib import Path
@@ -208,3 +209,13 @@ def test_onnx_networks_are_read_as_they_compute(tmp_path: Path) -> None:
     path.write_bytes(b"not onnx")
     with pytest.raises(BadFile, match="ONNX"):
         read_onnx(path)
+
+
+def test_a_tie_leaves_the_label_open_even_beside_a_copy() -> None:
+    """Where two outputs tie, rounding decides, and sums may be taken in any order."""
+    model = nn.Sequential(nn.Linear(2, 2, bias=False)).eval()
+    nn.init.eye_(model[0].weight)  # type: ignore[arg-type]
+    other = copy.deepcopy(model)
+    tied, apart = prunus.Box([-1.0, -1.0], [1.0, 1.0]), prunus.Box([0.5, -1.0], [1.0, 0.25])
+    assert prunus.equivalent(model, other, tied, labels=True, boxes=40).status == "undecided"
+    assert prunus.equivalent(model, other, apart, labels=True, boxes=40).status == "proved"

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from prunus.certificates._attack import AttackSettings, ascend
-from prunus.certificates._guard import check_attained, check_reading
+from prunus.certificates._guard import check_attained, check_reading, with_gradients
 from prunus.certificates.bounds.intervals import Ranges, propagate_ranges
 from prunus.certificates.bounds.pointwise import Relaxed, bound_relaxation
 from prunus.certificates.bounds.products import bound_products
@@ -124,6 +124,7 @@ def certify(
     return certified(model, pruned, domain, attack, seed, norm, example, options or CertifyOptions())[0]
 
 
+@with_gradients
 def certified(
     model: nn.Module,
     pruned: Masks | nn.Module,

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +24,21 @@ _POINTS = 8
 _MOST_OUTPUTS = 100
 """Outputs for which rounding is followed one by one."""
 _MAIN = ("logits", "last_hidden_state")
+
+
+_Arguments = ParamSpec("_Arguments")
+_Result = TypeVar("_Result")
+
+
+def with_gradients(function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
+    """The function as it runs outside of `torch.no_grad` and `torch.inference_mode`: attacks need gradients."""
+
+    @functools.wraps(function)
+    def run(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
+        with torch.inference_mode(False), torch.enable_grad():
+            return function(*args, **kwargs)
+
+    return run
 
 
 def run_module(model: nn.Module, inputs: Tensor, gradients: bool = False) -> Tensor:

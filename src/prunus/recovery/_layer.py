@@ -75,7 +75,10 @@ def shrunk(own: Tensor, cross: Tensor | None, count: int) -> tuple[Tensor, Tenso
 
 
 def lack(weight: Weight, matrix: Tensor, moments: Moments, shift: bool) -> float:
-    """The mean square of what the outputs lack with the dense weights; about its mean as above."""
+    """Mean square of W x + g - W z: what the dense weights miss of the dense outputs on the pruned network's inputs.
+
+    With `shift`, about its mean.
+    """
     count = max(1, moments.count)
     middle = (matrix @ (moments.dense - moments.pruned).unsqueeze(-1)).reshape(-1) / count
     middle = middle if moments.gap is None else middle + moments.gap / count
@@ -83,7 +86,10 @@ def lack(weight: Weight, matrix: Tensor, moments: Moments, shift: bool) -> float
 
 
 def beside(moments: Moments, shift: bool) -> Tensor | None:
-    """The mean of g z^T, g being what the pruned network's residual connection lacks; about the means as above."""
+    """The mean of g z^T; g is what a residual connection adds in the dense network less what it adds in the pruned one.
+
+    With `shift`, about the means of both.
+    """
     if moments.beside is None or moments.gap is None:
         return None
     count = max(1, moments.count)
@@ -92,9 +98,9 @@ def beside(moments: Moments, shift: bool) -> Tensor | None:
 
 
 def wanted(matrix: Tensor, own: Tensor, cross: Tensor | None, moments: Moments, shift: bool, last: bool) -> Tensor:
-    """The mean of (W x + g - W z) z^T, what the outputs lack with the dense weights; about the means as above.
+    """The mean of (W x + g - W z) z^T: the wanted correction of the outputs, against the inputs it can be made of.
 
-    Without `last` g is left out: a batch norm stands between the outputs and the sum.
+    With `shift`, about the means. Without `last` g is left out: a batch norm stands between the outputs and the sum.
     """
     if moments.target is None:
         assert cross is not None

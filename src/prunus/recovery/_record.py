@@ -1,9 +1,10 @@
 """What a layer's weight is multiplied with while a model runs.
 
 A `Recorder` sees every matrix product and convolution that torch carries out, recognises weights by their storage, and
-hands over the inputs as the weight's rows read them: one line for each place the row is laid on, its columns tap by tap
-with channels fastest. It looks below torch's functions, so it does not matter who makes the call: attention that passes
-slices of one projection, recurrent layers step by step, subclasses and functional calls are all seen.
+hands over the inputs as the weight's rows read them: one line for each place at which the rows are applied (a sample, a
+token, a pixel of the output), its columns tap by tap with channels fastest. It looks below torch's functions, so
+it does not matter who makes the call: attention that passes slices of one projection, recurrent layers step by step,
+subclasses and functional calls are all seen.
 """
 
 from __future__ import annotations

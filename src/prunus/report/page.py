@@ -247,7 +247,7 @@ def _notes(results: Sequence[Result]) -> list[str]:
     for result in results:
         for name, note in result.record.get("notes", {}).items():
             found[f"{name} {note}"] = found.get(f"{name} {note}", 0) + 1
-    return [f"{note} ({count} cells)" for note, count in found.items()]
+    return [f"{note} ({count} cell{'s' if count > 1 else ''})" for note, count in found.items()]
 
 
 def _csv(results: Sequence[Result]) -> str:

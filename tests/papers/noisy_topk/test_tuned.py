@@ -178,6 +178,13 @@ def test_the_guides_tables_are_the_evidence() -> None:
             assert float(first if by_bytes else second) == pytest.approx(row["megabytes sent"], abs=0.051)
             found += 1
     assert found == 13 + 4 * 3
+    other = json.loads((folder / "evidence" / "private-tanh-fashion-mnist.json").read_text("utf8"))["rows"]
+    score = {
+        row["method"]: row["test"] for row in other if (row["epsilon"], row["index share"]) in ((3, 0.0), (3, 0.01))
+    }
+    said = [f"{words} {score[name]:.1f} %" for words, (name, _) in MEANT.items() if name in score]
+    assert len(said) == 3
+    assert all(words in text for words in said), said
 
 
 MEANT = {

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from prunus.certificates._certify import prepared, shared_graph
-from prunus.certificates._guard import check_reading, check_seconds, run_module
+from prunus.certificates._guard import check_reading, check_seconds, run_module, with_gradients
 from prunus.certificates.bounds.intervals import propagate_ranges
 from prunus.certificates.bounds.recursion import Norms, propagate
 from prunus.certificates.bounds.relaxation import Relaxation
@@ -80,6 +80,7 @@ class LabelVerdict:
         }
 
 
+@with_gradients
 def certify_labels(
     model: nn.Module,
     pruned: Masks | nn.Module,

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from prunus.certificates._attack import AttackSettings, ascend
 from prunus.certificates._certify import prepared, shared_graph
-from prunus.certificates._guard import check_reading, check_seconds, run_module
+from prunus.certificates._guard import check_reading, check_seconds, run_module, with_gradients
 from prunus.certificates.domains import Ball, Box, Domain, Region, Samples
 from prunus.certificates.prover.boxes import Boxes
 from prunus.certificates.prover.goals import Close, Goal, SameLabel
@@ -95,6 +95,7 @@ class Verdict:
         }
 
 
+@with_gradients
 def equivalent(
     model: nn.Module,
     pruned: Masks | nn.Module,

@@ -85,10 +85,8 @@ class Pair:
         values = [inputs]
         for step in self.steps:
             piece = step.pruned if pruned else step.original
-            if isinstance(piece, (Join, ValueProduct)):
-                values.append(piece.run([values[index] for index in step.inputs]))
-            else:
-                values.append(piece.run(values[step.inputs[0]]))
+            given = [values[index] for index in step.inputs]
+            values.append(piece.run(given) if isinstance(piece, (Join, ValueProduct)) else piece.run(given[0]))
         return values
 
     def to(self, dtype: torch.dtype) -> Pair:
@@ -193,9 +191,14 @@ def check_model(model: nn.Module, which: str) -> None:
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if nn.parameter.is_lazy(tensor):
             raise BadInput(f"{name} of the {which} network has no values yet; run the network once on an input.")
+        if tensor.is_inference():
+            raise BadInput(
+                f"The {which} network was made in torch.inference_mode, whose tensors have no gradients: copy it "
+                "outside of that mode with copy.deepcopy."
+            )
         if tensor.is_meta:
             raise BadInput(f"{name} of the {which} network is on the meta device and has no values; load the weights.")
-        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor.detach()).all()):
             raise BadInput(f"{name} of the {which} network holds values that are not finite; mend the checkpoint.")
 
 
