@@ -34,8 +34,9 @@ ROOT = Path(__file__).resolve().parents[1]
 RUNS = ROOT / "runs" / "showcase"
 MODELS = Path("models")  # beside the study, so that its page names no folder of this machine
 DATA = Path(os.environ.get("PRUNUS_DATA", "."))
-SPANS = 40
-"""Spans of 512 tokens of WikiText-2's test part that the language model is judged on."""
+SPANS, PROMPT = 40, 128
+"""Spans of WikiText-2's test part that the language model is judged on in the study, and their tokens: what it reads
+when it is timed. The README's perplexities are those of tools/quality.py, on more and longer spans."""
 
 _SHARED = {
     "length": "0ep",
@@ -110,7 +111,7 @@ STUDIES: dict[str, dict[str, Any]] = {
 }
 FRONT: dict[str, tuple[str, str, float, str]] = {
     "resnet20": ("ResNet-20, CIFAR-10", "reconstruct, balanced:16", 0.5, "accuracy"),
-    "efficientnet": ("EfficientNet-Lite0, photographs", "reconstruct, balanced:16", 0.5, "accuracy"),
+    "efficientnet": ("EfficientNet-Lite0, photographs", "reconstruct, unstructured", 0.5, "accuracy"),
     "minilm": ("MiniLM sentence encoder, STS-B", "reconstruct, balanced:16", 0.75, "Spearman"),
     "smollm2": ("SmolLM2-135M, WikiText-2", "reconstruct, balanced:16", 0.5, "perplexity"),
 }
@@ -154,7 +155,7 @@ def _grids(study: dict[str, Any], quick: bool) -> list[dict[str, Any]]:
 
     What the front page shows comes first, so that a study that is stopped early has it.
     """
-    settings, again, distilled = _SHARED | study["settings"], study.get("again", []), study.get("distilled", [])
+    settings, again, distilled = (_SHARED | study["settings"], study.get("again", []), study.get("distilled", []))
     common = {"pattern": ["balanced:16", "2:4"], "sparsity": [0.5, 0.75, 0.9], "seed": [0]}
     common |= {name: value for name, value in study.items() if name in ("model", "data", "sparsity")}
     both, first = ["prune", "reconstruct"], common["sparsity"][:1]
@@ -194,17 +195,21 @@ def _record(name: str, folder: Path) -> None:
     """The rows of the page's table as evidence."""
     from tools.evidence import record
 
+    from prunus.report.facts import panels
     from prunus.study import Store
-    from prunus.study.groups import grouped
 
     columns = ("quality", "quality_dense", "quality_int8", "quality_integers", "speedup", "speedup_second")
     columns += ("speedup_integers", "speedup_integers_second", "faster_than_dense", "faster_than_dense_second")
     columns += ("faster_than_int8", "faster_than_int8_second", "agreement", "making_seconds")
     columns += ("bytes_dense", "bytes_integers", "bytes_memory")
     with Store(folder) as store:
-        groups = grouped(store.results())
-    rows: list[dict[str, Any]] = []
-    for group in groups:
+        (panel,) = panels(store.results(), store.bases())
+    rows: list[dict[str, Any]] = [
+        {"method": "dense, torch" if rival.name == "torch" else rival.name, "sparsity": 0.0}
+        | {"quality": float(f"{rival.quality:.4g}"), "speedup": float(f"{rival.faster:.4g}")}
+        for rival in panel.rivals
+    ]
+    for group in panel.groups:
         row: dict[str, Any] = {"method": group.label, "sparsity": group.sparsity}
         row |= {name: None if (v := group.mean(name)) is None else float(f"{v:.4g}") for name in columns}
         row |= _spread(group)
@@ -214,7 +219,9 @@ def _record(name: str, folder: Path) -> None:
         whole, small = group.mean("bytes_dense"), group.mean("bytes_integers")
         row["times smaller, integers"] = round(whole / small, 2) if whole and small else None
         rows.append(row)
-    note = f"{STUDIES[name]['title']}: docs/studies/{name}.html as a table. Times on one thread, as ratios."
+    page = f"docs/studies/{name}.html"
+    what = f"{page} as a table" if (ROOT / page).is_file() else "the cells that were run"
+    note = f"{STUDIES[name]['title']}: {what}. Times on one thread, as ratios."
     record(f"showcase-{name}", rows, note)
 
 
@@ -226,27 +233,70 @@ def _spread(group: Any) -> dict[str, Any]:
 
 
 def readme_table() -> list[str]:
-    """The lines of the README's table, from docs/evidence; networks that were not measured are left out."""
+    """The lines of the README's table, from docs/evidence."""
     lines = [
         "| network | what was done | before | after | faster than float32 | than int8 | smaller | what is known |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for name, (title, method, sparsity, judged) in FRONT.items():
-        rows = _evidence(f"showcase-{name}")
-        if not rows:
-            lines += _quality_alone(name, title, judged)
-            continue
-        (row,) = [row for row in rows if (row["method"], row["sparsity"]) == (method, sparsity)]
         way = f"{100 * sparsity:.0f} % of the weights gone, {method.partition(', ')[2]}, reconstructed"
-        kept = row["quality_integers"] or row["quality"]
-        times = [_pair(row, "faster_than_dense"), _pair(row, "faster_than_int8")]
-        size = row["times smaller, integers"] or row["times smaller"]
-        known = _known(row, judged)
-        before, after = (_shown(value, judged) for value in (row["quality_dense"], kept))
+        if judged == "perplexity":
+            row, before, after, times = _language_model(method, sparsity)
+        else:
+            found = [r for r in _evidence(f"showcase-{name}") if (r["method"], r["sparsity"]) == (method, sparsity)]
+            if not found:
+                lines.append(_quality_alone(name, title, judged))
+                continue
+            row = found[0]
+            before, after = (_shown(value, judged) for value in (row["quality_dense"], _told(row)))
+            times = [_pair(row, "faster_than_dense"), _pair(row, "faster_than_int8")]
+        size, known = (row["times smaller, integers"] or row["times smaller"], _known(row, judged))
         lines.append(
             f"| {title} | {way} | {judged} {before} | {after} | {times[0]} | {times[1]} | {size:.1f} x | {known} |"
         )
     return lines
+
+
+def _language_model(method: str, sparsity: float) -> tuple[dict[str, Any], str, str, list[str]]:
+    """Its cell, its perplexities in tools/quality.py (on more text than the study), and its speeds.
+
+    Where the study has no cell of the method, one of the same pattern and sparsity tells speed and size, which do not
+    depend on the values of weights; it says nothing about answers then.
+    """
+    pattern = method.rpartition(", ")[2]
+    alike = [r for r in _evidence("showcase-smollm2") if r["method"].endswith(pattern) and r["sparsity"] == sparsity]
+    own = [row for row in alike if row["method"] == method]
+    row = own[0] if own else alike[0] | {"agreement": None, "agreement_low": None}
+    rows = _evidence("quality-smollm2")
+    key = {"method": "reconstruct", "pattern": pattern, "sparsity": sparsity}
+    (after,) = [other["perplexity"] for other in rows if key.items() <= other.items()]
+    (before,) = [other["perplexity"] for other in rows if other["method"] == "dense"]
+    reading = [_pair(row, "faster_than_dense"), _pair(row, "faster_than_int8")]
+    speeds = {other["what"]: other["tokens a second"] for other in _evidence("bench-sparse-decoding")}
+    ours = [speed for what, speed in speeds.items() if what.startswith(f"ours {100 * sparsity:.0f}%")]
+    if ours:
+        others = {what: speed for what, speed in speeds.items() if not what.startswith("ours")}
+        kinds = (("float32", "F32"), ("int8", "Q8_0"))
+        best = [max(speed for what, speed in others.items() if any(mark in what for mark in kind)) for kind in kinds]
+        reading = [f"reading {text}, writing {_times(max(ours) / speed)}" for text, speed in zip(reading, best)]
+    told = f"{after:.1f}" if own else f"{after:.1f} (in float32)"
+    return row, f"{before:.1f}", told, reading
+
+
+def _quality_alone(name: str, title: str, judged: str) -> str:
+    """The row of a network whose quality alone was measured, by tools/quality.py."""
+    rows = _evidence(f"quality-{name}")
+    dense, row = (next(r for r in rows if r["method"] == method) for method in ("dense", "reconstruct"))
+    way = f"{100 * row['sparsity']:.0f} % of the weights gone, {row['pattern']}, reconstructed"
+    shown = [f"{r['right %']:.1f} %" for r in (dense, row)]
+    return f"| {title} | {way} | {judged} {shown[0]} | {shown[1]} | – | – | – | quality alone |"
+
+
+def _told(row: dict[str, Any]) -> float:
+    """The quality of the network whose speed is shown: in integers where they are faster."""
+    faster = (row["speedup_integers"] or 0.0) > (row["speedup"] or 1.0)
+    found: float = (row["quality_integers"] if faster else None) or row["quality"]
+    return found
 
 
 def _known(row: dict[str, Any], judged: str) -> str:
@@ -265,21 +315,13 @@ def _evidence(name: str) -> list[dict[str, Any]]:
     return found
 
 
-def _quality_alone(name: str, title: str, judged: str) -> list[str]:
-    """The row of a network whose quality was measured (tools/quality.py) and whose speed was not; at most one."""
-    rows, column = _evidence(f"quality-{name}"), {"accuracy": "right %"}.get(judged, judged)
-    dense = next((row[column] for row in rows if row["method"] == "dense"), None)
-    row = next((row for row in rows if row["method"] == "reconstruct"), None)
-    if dense is None or row is None:
-        return []
-    before, after = (f"{value:.1f}{' %' if judged == 'accuracy' else ''}" for value in (dense, row[column]))
-    way = f"{100 * row['sparsity']:.0f} % of the weights gone, {row['pattern']}, reconstructed"
-    return [f"| {title} | {way} | {judged} {before} | {after} | – | – | – | speed not measured yet |"]
-
-
 def _pair(row: dict[str, Any], column: str) -> str:
     values = [row[column], row[f"{column}_second"]]
-    return " / ".join(f"{value:.1f}" for value in values if value is not None) or "–"
+    return " / ".join(_times(value) for value in values if value is not None) or "–"
+
+
+def _times(ratio: float) -> str:
+    return f"{ratio:.1f}" if ratio >= 1.05 else f"{ratio:.2f}"
 
 
 def _shown(value: float, judged: str) -> str:
@@ -339,13 +381,15 @@ def similarities(split: str) -> list[Any]:
 
 
 def wikitext(split: str) -> list[dict[str, Tensor]]:
-    """Spans of 512 tokens of WikiText-2: of its validation part to adjust on, of its test part to judge by."""
-    with lzma.open(DATA / "wikitext2" / f"{'test' if split == 'test' else 'valid'}.txt.xz", "rt", "utf8") as file:
+    """Spans of WikiText-2: 128 of 512 tokens of its validation part to adjust on, short ones of its test part."""
+    with lzma.open(
+        DATA / "wikitext2" / f"{'test' if split == 'test' else 'valid'}.txt.xz", "rt", encoding="utf8"
+    ) as file:
         ids = _tokenizer("smollm2")(file.read(), return_tensors="pt").input_ids[0]
-    spans = ids[: len(ids) // 512 * 512].reshape(-1, 512)
     if split == "test":
-        chosen = spans[:SPANS]
+        chosen = ids[: SPANS * PROMPT].reshape(SPANS, PROMPT)
     else:
+        spans = ids[: len(ids) // 512 * 512].reshape(-1, 512)
         chosen = spans[torch.randperm(len(spans), generator=torch.Generator().manual_seed(0))[:128]]
     return [{"input_ids": span, "labels": span} for span in chosen]
 
