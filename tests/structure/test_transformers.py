@@ -208,8 +208,8 @@ def test_all_transformers(tmp_path: Path) -> None:
     for name in ZOO:
         folder = tmp_path / name.replace(":", "-")
         folder.mkdir()
-        model = prunus.models.make(name, seed=0).eval()
-        example = torch.randint(1, 50, (2, 9)) if "lstm" in name else prunus.adapters.example_input(model)
+        model = lively(prunus.models.make(name, seed=0).eval())
+        example = torch.randint(1, 50, (2, 9)) if "lstm" in name else torch.randn(2, 3, 32, 32)
         removal = find_removal(model, 0.5, example=example)
         row = compare(name, model, removal, example, folder)
         rows.append({**row, **elsewhere(removal.apply(), example, folder)})
