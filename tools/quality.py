@@ -373,17 +373,14 @@ def efficientnet() -> Network:
     )
     note = (
         "EfficientNet-Lite0, 1x1 convolutions and head pruned; no labels, no training. Calibration on 250 photographs "
-        "(numbers 0, 4, 8, ...), judged on 500 (odd numbers); settings were chosen on the 250 that are in neither. "
-        "Row reconstruct: zeros spread by damage, gradient steps on every block."
+        "(numbers 0, 4, 8, ...), judged on 500 (odd numbers)."
     )
     cells = [("unstructured", 0.5), ("balanced:16", 0.5)]
     # Every fourth of a thousand classes in order: half of the numbers in a row would hold animals alone.
-    return Network(
-        model, inputs[0::4], judge, cells, note, others, count=250, options=PHOTOGRAPHS, allocation="damage"
-    )  # fmt: skip
+    return Network(model, inputs[0::4], judge, cells, note, others, count=250, options=PHOTOGRAPHS)
 
 
-PHOTOGRAPHS = ReconstructOptions(batch_size=10, descent=5)
+PHOTOGRAPHS = ReconstructOptions(batch_size=10)
 
 NETWORKS: dict[str, Callable[[], Network]] = {
     "resnet20": lambda: resnet("resnet20"),
