@@ -313,8 +313,11 @@ class _Reconstruction:
         self.originals = {name: all_weights(self.dense)[name] for name in self.plan.names}
         batch = self.calibration[0]
         self.keeps = [_real_positions(each) for each in self.calibration]
+        trim()  # what the plan was made with
         units = divide(self.dense, self.originals, batch)
+        trim()
         stages = trace(self.dense, self.originals, batch, self.keeps[0], units)
+        trim()
         memory = self.options.memory / 2
         self.old = UnitWalk(self.dense, units, self.calibration, memory, fixed=True)
         self.new = UnitWalk(self.work, units, self.calibration, memory)
