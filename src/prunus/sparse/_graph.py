@@ -75,7 +75,7 @@ class FusedGraph(fx.GraphModule):
         code = super().recompile()
         kind = type(self)  # fx makes a class for every graph
         kind.forward = _quick_or(kind.forward)
-        kind.__call__ = nn.Module.__call__  # fx puts a wrapper there that costs as much as a small layer
+        kind.__call__ = nn.Module.__call__  # type: ignore[method-assign]  # fx puts a slow wrapper there
         kind._quick = None
         return code
 
