@@ -221,7 +221,7 @@ def test_cells_of_a_csv_are_not_formulas(study: Path, tmp_path: Path) -> None:
 def test_the_pages_toml_has_letters_of_all_planes(study: Path, tmp_path: Path) -> None:
     import tomllib
 
-    from prunus.report.page import _toml
+    from prunus.report.again import _toml
 
     for value in ('😀 ü \x7f " \\ \n', ["😀", 1, 0.5, True]):
         assert tomllib.loads(f"a = {_toml(value)}") == {"a": value}
