@@ -75,6 +75,7 @@ STUDIES: dict[str, dict[str, Any]] = {
         "sparsity": [0.5, 0.75],
         "settings": {
             "exclude": ["_conv_stem", "*_depthwise_conv"],
+            "examples": 0,  # these photographs may be looked at, but not passed on
             "samples": 250,
             "held_out": 250,
             "batch": 1,
