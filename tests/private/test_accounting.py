@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -89,15 +90,22 @@ def test_joint_releases_compose_as_simulated() -> None:
     assert accountant.epsilon(delta - 4.5 * error) >= 1.0
 
 
-def test_joint_release_lies_between_its_parts_and_the_bound_for_wide_ones(monkeypatch) -> None:
-    joint = Accountant({Release(1.0, 0.75, 1 / 79): 237}).epsilon(DELTA)
-    assert Accountant({Release(0.0, 0.75, 1 / 79): 237}).epsilon(DELTA) < joint
+@pytest.mark.parametrize(
+    "release, steps, delta, together, apart",
+    [
+        (Release(1.0, 0.75, 1 / 79), 237, 1e-5, 4.334, 6.789),  # both as the guide says
+        (Release(1.0, 1.5, 0.03), 30, 1e-6, 1.537, 2.160),
+    ],
+)
+def test_joint_release_lies_between_its_parts_and_the_bound_for_wide_ones(
+    release: Release, steps: int, delta: float, together: float, apart: float, monkeypatch
+) -> None:
+    values = Accountant({replace(release, index_epsilon=0.0): steps}).epsilon(delta)
+    assert values < Accountant({release: steps}).epsilon(delta) == pytest.approx(together, abs=2e-3)
     monkeypatch.setattr(accounting, "_WIDEST", 0.0)
     accounting._composed.cache_clear()
-    apart = Accountant({Release(1.0, 0.75, 1 / 79): 237}).epsilon(DELTA)
+    assert Accountant({release: steps}).epsilon(delta) == pytest.approx(apart, abs=2e-3)
     accounting._composed.cache_clear()
-    assert (joint, apart) == (pytest.approx(4.334, abs=5e-3), pytest.approx(6.789, abs=5e-3))  # as the guide says
-    assert Accountant({Release(0.0, 0.75, 1 / 79): 237}).epsilon(DELTA) < apart
 
 
 def test_treating_both_as_sampled_apart_would_be_below_the_truth_somewhere() -> None:
