@@ -1,10 +1,11 @@
 """Retrain pruned ResNet-20s with their dense network as the teacher, and write docs/evidence/retrain-resnet20.
 
-    PRUNUS_DATA=... python tools/retrain.py --sparsity 0.9 --pattern balanced:16 --epochs 20 --seed 0 --work runs
+    PRUNUS_DATA=... python tools/retrain.py --pattern balanced:16 --epochs 5 --seed 0 --work runs
 
-A run goes through stages: the network is reconstructed at 80 %, trained with its zeros held, for 90 % reconstructed
-again from there and trained for twice as long. Each stage leaves a row. The same command goes on with a run that was
-broken off.
+A run goes through stages: the network is reconstructed at 80 % and trained with its zeros held; what comes of it is
+reconstructed at 90 % and trained as long again. Each stage leaves a row. Most of an epoch sees small windows of the
+images, which cost half; the last tenth sees whole images. Both patterns meet the same batches, and what the teacher
+says about them is kept in the folder. The same command goes on with a run that was broken off.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ from __future__ import annotations
 import argparse
 import copy
 import json
+import math
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -23,68 +26,87 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from tools.evidence import FOLDER, record
 from tools.quality import resnet
+from tools.shrink import Teacher, Windows
 
 import prunus
 from prunus.models import load_weights, save_weights
-from prunus.training import FitConfig
+from prunus.training import Callback, FitConfig, Run, Schedule, accuracy
 
 NAME = "retrain-resnet20"
-BATCH = 64
+BATCH = 128
+RATES = {20: 0.05, 24: 0.05, 32: 0.5}  # of one cosine over the whole stage: whole images begin at 0.012
 NOTE = (
     "resnet20 on CIFAR-10, 10,000 test images; reconstructed (512 images, allocation by damage), then trained on all "
-    "50,000 images with the dense network as the teacher; stem and head dense. Epochs count all training since dense; "
-    "start is the accuracy before the stage's training."
+    "50,000 images with the dense network as the teacher; stem and head dense. The rows at 90 % go on from those at "
+    "80 %: epochs count all training since dense, start is the accuracy before the stage's training. Of an epoch, four "
+    "tenths see windows of 20 pixels, five tenths of 24, one tenth whole images. Minutes are processor minutes of the "
+    "stage's training, of one core."
 )
 
 
-def stages(sparsity: float, epochs: float) -> list[tuple[float, float]]:
-    """(sparsity, epochs) of each stage; beyond 80 % a third of the epochs is spent there."""
-    return [(sparsity, epochs)] if sparsity <= 0.8 else [(0.8, epochs / 3), (sparsity, epochs * 2 / 3)]
+class Clock(Callback):
+    """Counts the processor time of a run, also over breaks, and says how training goes."""
+
+    name = "clock"
+
+    def __init__(self) -> None:
+        self.seconds, self.since = 0.0, time.process_time()
+
+    def after_step(self, run: Run) -> None:
+        self.seconds, self.since = self.seconds + time.process_time() - self.since, time.process_time()
+        if run.step % 100 == 99:
+            print(f"{time.strftime('%T')} step {run.step + 1} loss {run.tally.means()[0]:.3f}", flush=True)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"seconds": self.seconds}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.seconds = state["seconds"]
 
 
-def config(dense: nn.Module, epochs: float, seed: int, folder: Path) -> FitConfig:
-    """Distillation at temperature 4; a rate that is smaller the shorter the stage is."""
-    return FitConfig(
-        lr=0.03 if epochs < 2 else 0.05,
-        nesterov=True,
-        batch_size=BATCH,
-        augment="crop-flip",
-        distill_from=dense,
-        distill_weight=0.9,
-        temperature=4.0,
-        seed=seed,
-        folder=folder,
-        every="100it",
-        resume=True,
-        progress=False,
-    )
+def train(
+    model: nn.Module, teacher: nn.Module, data: Any, masks: prunus.Masks, epochs: float, seed: int, folder: Path
+) -> float:
+    """Distil with the zeros held; returns the processor minutes."""
+    steps = math.ceil(epochs * math.ceil(len(data) / BATCH))
+    marks = [0, 2 * steps // 5, 9 * steps // 10, steps]
+    seconds = 0.0
+    for (side, rate), start, stop in zip(RATES.items(), marks, marks[1:]):
+        kept, clock = folder / f"windows-{side}", Clock()
+        kept.mkdir(parents=True, exist_ok=True)
+        config = FitConfig(
+            lr=rate, schedule=Schedule("cosine", warmup="50it"), batch_size=BATCH, augment=Windows(side, data.black),
+            nesterov=True, distill_from=teacher, distill_weight=0.9, weight_decay=5e-4, seed=seed, folder=kept,
+            every="1min", keep=1, resume=any(kept.iterdir()), progress=False, callbacks=(clock,),
+        )  # fmt: skip
+        Run(model, data, f"{steps}it", config, masks=masks, start=start, stop=stop).train()
+        seconds += clock.seconds
+    return seconds / 60
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sparsity", type=float, default=0.9)
     parser.add_argument("--pattern", default="balanced:16")
-    parser.add_argument("--epochs", type=float, default=20)
+    parser.add_argument("--sparsities", type=float, nargs="*", default=[0.8, 0.9], help="one stage for each")
+    parser.add_argument("--epochs", type=float, default=5, help="of each stage")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--work", type=Path, default=Path("runs"), help="where checkpoints go")
+    parser.add_argument("--answers", type=Path, help="what the teacher said so far; in the folder unless given")
     parser.add_argument("--folder", type=Path, default=FOLDER)
     chosen = parser.parse_args()
     network = resnet("resnet20")
     test = prunus.data.load("cifar10", split="test")
-    per_epoch = -(-len(network.samples) // BATCH)
-    dense = network.model.to(memory_format=torch.channels_last)
-    model, done = copy.deepcopy(dense), 0.0
-    for sparsity, epochs in stages(chosen.sparsity, chosen.epochs):
-        done += epochs
+    teacher = Teacher(network.model, chosen.answers or chosen.work / "answers")
+    model = copy.deepcopy(network.model).to(memory_format=torch.channels_last)
+    for number, sparsity in enumerate(chosen.sparsities):
         place = chosen.work / f"{chosen.pattern.replace(':', '-')}-{sparsity:g}-{chosen.epochs:g}ep-seed{chosen.seed}"
         masks, start = pruned(model, network.samples, sparsity, chosen, network.exclude, place, test)
-        length = f"{round(epochs * per_epoch)}it"
-        prunus.training.fit(
-            model, network.samples, length, config(dense, epochs, chosen.seed, place / "fit"), masks=masks
-        )
-        key = {"pattern": chosen.pattern, "sparsity": sparsity, "epochs": round(done, 2), "seed": chosen.seed}
-        row = {**key, "start %": start, "accuracy %": 100 * prunus.training.accuracy(model, test)}
-        write(chosen.folder, key, row)
+        seed = chosen.seed + 100 * number  # other crops in every stage
+        minutes = train(model, teacher, network.samples, masks, chosen.epochs, seed, place)
+        epochs = round((number + 1) * chosen.epochs, 2)
+        key = {"pattern": chosen.pattern, "sparsity": sparsity, "epochs": epochs, "seed": chosen.seed}
+        found = {"start %": start, "accuracy %": 100 * accuracy(model.eval(), test), "minutes": round(minutes, 1)}
+        write(chosen.folder, key, {**key, **found})
 
 
 def pruned(
@@ -100,7 +122,7 @@ def pruned(
         save_weights(model, weights)
         masks.save(kept)
     load_weights(model, weights)
-    return prunus.Masks.load(kept), 100 * prunus.training.accuracy(model, test)
+    return prunus.Masks.load(kept), 100 * accuracy(model.eval(), test)
 
 
 def write(folder: Path, key: dict[str, Any], row: dict[str, Any]) -> None:

@@ -73,7 +73,7 @@ def resnet(name: str, folder: Path, peer: bool, fraction: float, epochs: int) ->
         **json.loads(file.read_text()), "epochs": epochs,
     }  # fmt: skip
     say(row)
-    _train(small, _Teacher(model, folder / f"{name}-answers"), train, epochs, folder / key)
+    _train(small, Teacher(model, folder / f"{name}-answers"), train, epochs, folder / key)
     row["after training"] = accuracy(small.eval(), test)
     (folder / f"trained-{key}.json").write_text(json.dumps(row))
     record_trained(folder)
@@ -133,7 +133,7 @@ class Spoken(Callback):
             run.tally = Tally()
 
 
-class _Teacher(nn.Module):
+class Teacher(nn.Module):
     """The original in ONNX Runtime, faster than torch; its answers are kept for the next network trained on them."""
 
     def __init__(self, model: nn.Module, folder: Path) -> None:

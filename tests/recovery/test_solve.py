@@ -100,6 +100,30 @@ def test_the_sweep_agrees_with_optimal_brain_surgeon_done_one_weight_at_a_time()
     torch.testing.assert_close(values[0], weight * mask, rtol=1e-6, atol=1e-9)
 
 
+def test_where_any_weight_may_go_the_sweep_chooses_block_by_block_on_the_values_of_its_turn() -> None:
+    """Again one column at a time with inverses shrunk one by one; blocks of 24 of 64 columns, the last one short."""
+    task = problem("linear", "unstructured", 0.7)
+    weight, square = task.weight[0].clone(), task.moments[0]
+    rows, columns = weight.shape
+    mask, gone = torch.ones_like(weight, dtype=torch.bool), 0
+    for begin in range(0, columns, 24):
+        end = min(begin + 24, columns)
+        pivots = torch.stack([torch.linalg.inv(square[j:, j:])[0, 0] for j in range(begin, end)])
+        lost = round(0.7 * rows * end) - gone
+        order = (weight[:, begin:end].square() / pivots).flatten().sort(stable=True).indices[:lost]
+        mask[:, begin:end] = (
+            torch.ones(rows * (end - begin), dtype=torch.bool).index_fill(0, order, False).view(rows, -1)
+        )
+        gone += lost
+        for column in range(begin, end):
+            inverse = torch.linalg.inv(square[column:, column:])
+            weight[:, column:] -= (weight[:, column] * ~mask[:, column] / inverse[0, 0]).unsqueeze(1) * inverse[0]
+    found, values = sweep(task, block=24)
+    assert torch.equal(found[0], mask)
+    assert int((~found).sum()) == task.drops
+    torch.testing.assert_close(values[0], weight * mask, rtol=1e-6, atol=1e-9)
+
+
 def test_alternation_finds_masks_as_good_as_the_best_of_all_masks_on_a_tiny_layer() -> None:
     """Six columns, two kept in each half: all 9 choices of every row are tried."""
     source = torch.Generator().manual_seed(5)

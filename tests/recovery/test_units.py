@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+import prunus
 from prunus.adapters import as_batch
 from prunus.recovery._moments import _add_square
 from prunus.recovery._units import UnitWalk
@@ -82,3 +83,27 @@ def test_squares_of_lines_are_added_block_by_block() -> None:
     total = torch.ones(2, 10, 10, dtype=torch.float64)
     _add_square(total, lines, block=4)
     assert torch.allclose(total, 1 + lines.transpose(1, 2) @ lines, rtol=1e-12)
+
+
+class _Routed(nn.Module):
+    """The second layer is for samples that begin with a positive number; `bias` has as many lines as the data."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor, bias: Tensor) -> Tensor:
+        assert len(bias) == 4
+        chosen = x[:, :1] > 0
+        x = self.first(x)
+        return torch.where(chosen, self.second(x), x) + bias[0] if bool(chosen.any()) else x + bias[0]
+
+
+def test_layers_that_two_samples_do_not_reach_are_found_by_the_whole_batch() -> None:
+    data = torch.randn(64, 8, generator=torch.Generator().manual_seed(0))
+    data[:, 0] = -data[:, 0].abs()
+    data[3::4, 0] = 1.0  # in every batch of four one sample, wherever it stands
+    model = _Routed()
+    batches = [{"x": lines, "bias": torch.zeros(4)} for lines in data.split(4)]
+    masks = prunus.reconstruct(model, 0.5, batches, pattern="unstructured", samples=64)
+    assert set(masks) == {"first.weight", "second.weight"}

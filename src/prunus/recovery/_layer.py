@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from prunus.contract import Pattern
+from prunus.contract import Pattern, whole
 from prunus.layers import Weight
 from prunus.pruning import patterns
 from prunus.recovery._moments import Moments, bias_of
@@ -150,7 +150,8 @@ def problem_for(weight: Weight, start: Tensor, moments: Tensor, pattern: Pattern
         return weight.rows(mask).reshape(scores.shape)
 
     banks = patterns.bank_drops(pattern, weight, sparsity)
-    return Problem(start, moments, choose, banks, by_row=bool(banks))
+    free = whole(sparsity, start.numel()) if type(pattern) is patterns.Unstructured else None
+    return Problem(start, moments, choose, banks, by_row=bool(banks), drops=free)
 
 
 def loudness(norm: nn.Module | None, matrix: Tensor) -> Tensor:

@@ -12,12 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from prunus.adapters import Batch, batches, check_finite
+from prunus.adapters import Batch
 from prunus.contract import Allocation, Masks, Pattern
 from prunus.errors import BadInput, PrunusWarning
 from prunus.graph import unwrapped
 from prunus.layers import EMBEDDING, Weight, all_weights
 from prunus.pruning import allocations, find_masks, patterns
+from prunus.recovery._calibration import calibrate_on, head
 from prunus.recovery._damage import Damage, around, damage, steps
 from prunus.recovery._descent import descend
 from prunus.recovery._layer import LayerResult, rebuild
@@ -133,31 +134,6 @@ def _take_over(model: nn.Module, work: nn.Module) -> None:
         own = model.state_dict()
         for name, value in work.state_dict().items():
             own[name].copy_(value)
-
-
-def calibrate_on(data: Any, samples: int, batch_size: int, seed: int) -> list[Batch]:
-    """The batches that hold the first `samples` of a random order of the data; labels are left out."""
-    if data is None:
-        raise BadInput("Reconstruction needs data: give some samples like those the model will meet, without labels.")
-    if isinstance(samples, bool) or not isinstance(samples, int) or samples < 1:
-        raise BadInput(f"samples is {samples!r}; give a whole number of at least 1.")
-    found: list[Batch] = []
-    count = 0
-    for batch in batches(data, size=min(batch_size, samples), shuffle=True, seed=seed):
-        batch = batch if count + batch.size <= samples else _head(batch, samples - count)
-        found.append(check_finite(Batch(batch.args, batch.kwargs, None, batch.size)))
-        count += batch.size
-        if count >= samples:
-            break
-    return found
-
-
-def _head(batch: Batch, count: int) -> Batch:
-    def cut(value: Any) -> Any:
-        fits = isinstance(value, Tensor) and value.dim() > 0 and value.shape[0] == batch.size
-        return value[:count] if fits else value
-
-    return Batch(tuple(map(cut, batch.args)), {k: cut(v) for k, v in batch.kwargs.items()}, None, count)
 
 
 def _copy(model: nn.Module, names: Iterable[str], options: ReconstructOptions) -> nn.Module:
@@ -314,10 +290,10 @@ class _Reconstruction:
         batch = self.calibration[0]
         self.keeps = [_real_positions(each) for each in self.calibration]
         trim()  # what the plan was made with
-        units = divide(self.dense, self.originals, batch)
-        trim()
-        stages = trace(self.dense, self.originals, batch, self.keeps[0], units)
-        trim()
+        try:
+            units, stages = self._divide(head(batch, 2))  # the logits of a language model are large
+        except Exception:  # they need not reach every layer, and a model may ask for whole batches
+            units, stages = self._divide(batch)
         memory = self.options.memory / 2
         self.old = UnitWalk(self.dense, units, self.calibration, memory, fixed=True)
         self.new = UnitWalk(self.work, units, self.calibration, memory)
@@ -330,6 +306,14 @@ class _Reconstruction:
                 self._keep(number, unit, inside)
             self.new.advance()
         self._remark()
+
+    def _divide(self, batch: Batch) -> tuple[list[str], list[Stage]]:
+        """The units and the stages of the dense network, found by running it on a batch."""
+        units = divide(self.dense, self.originals, batch)
+        trim()
+        stages = trace(self.dense, self.originals, batch, _real_positions(batch), units)
+        trim()
+        return units, stages
 
     def _keep(self, number: int, unit: str, stages: list[Stage]) -> None:
         """Write what this unit became: its tensors and those of the norms behind it, its masks and errors."""

@@ -18,11 +18,13 @@ which is the squared change of the outputs. Three ways to choose the zeros, each
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from prunus.select import drop_smallest
 
 Choose = Callable[[Tensor], Tensor]
 """Scores (groups, rows, columns), none negative, to the mask of a pattern: True where kept."""
@@ -38,6 +40,7 @@ class Problem:
 
     `choose` gives the mask of the layer's pattern, `banks` (start, length, drops) along a row where the pattern takes
     equally many weights from each bank of every row, and `by_row` says whether rows may be chosen independently.
+    `drops` is how many weights go where any may go; None where the pattern says more than that.
     """
 
     weight: Tensor
@@ -45,6 +48,7 @@ class Problem:
     choose: Choose
     banks: Sequence[tuple[int, int, int]] = ()
     by_row: bool = False
+    drops: int | None = None
 
     @property
     def dtype(self) -> torch.dtype:
@@ -119,31 +123,44 @@ def optimum(problem: Problem, mask: Tensor, start: Tensor | None = None, rounds:
 def sweep(problem: Problem, block: int = 128) -> tuple[Tensor, Tensor]:
     """Mask and values that Optimal Brain Surgeon finds from left to right.
 
-    Each bank is chosen when its turn comes, on the values it has by then. Without banks the columns are taken in blocks
-    and the pattern is asked once, with w^2 / [H^-1]_jj.
+    Each bank is chosen when its turn comes, on the values it has by then, and so is each block of columns where any
+    weights may go. Other patterns are asked once, with w^2 / [H^-1]_jj.
     """
     kind = problem.dtype
     weight = problem.weight.to(kind).clone()
     inverse = torch.cholesky_inverse(torch.linalg.cholesky(problem.moments.double()))
     upper = torch.linalg.cholesky(inverse).transpose(-1, -2).to(kind)  # H^-1 = L L^T; row j of L^T leads the update
-    if not problem.banks:
+    if not problem.banks and problem.drops is None:
         mask = problem.choose(weight.square() / inverse.diagonal(dim1=-2, dim2=-1).to(kind).unsqueeze(-2))
         return mask, weight * mask
     mask = torch.ones_like(weight, dtype=torch.bool)
-    columns = weight.shape[-1]
+    for begin, end, banks in _blocks(problem, block):
+        if problem.drops is not None:  # as many in each block as its share of the columns
+            before, after = (round(problem.drops * edge / weight.shape[-1]) for edge in (begin, end))
+            pivots = upper.diagonal(dim1=-2, dim2=-1)[..., begin:end].unsqueeze(-2)
+            mask[..., begin:end] = drop_smallest((weight[..., begin:end] / pivots).square(), after - before)
+        _sweep_block(weight, mask, upper, banks, begin, end)
+        change = weight[..., begin:end] * ~mask[..., begin:end]  # holds w_j / U_jj where dropped
+        weight[..., end:] -= change @ upper[..., begin:end, end:]
+    return mask, weight * mask
+
+
+def _blocks(problem: Problem, block: int) -> Iterator[tuple[int, int, Sequence[tuple[int, int, int]]]]:
+    """(begin, end, banks) of blocks of about `block` columns, each with whole banks."""
+    columns, banks = problem.weight.shape[-1], problem.banks
+    if not banks:
+        for begin in range(0, columns, block):
+            end = min(begin + block, columns)
+            yield begin, end, [(begin, end - begin, 0)]
+        return
     first = 0
-    while first < len(problem.banks):
-        begin, last = problem.banks[first][0], first
-        while last < len(problem.banks) and problem.banks[last][0] + problem.banks[last][1] <= begin + block:
+    while first < len(banks):
+        begin, last = banks[first][0], first
+        while last < len(banks) and banks[last][0] + banks[last][1] <= begin + block:
             last += 1
         last = max(last, first + 1)
-        end = problem.banks[last - 1][0] + problem.banks[last - 1][1]
-        _sweep_block(weight, mask, upper, problem.banks[first:last], begin, end)
-        if end < columns:
-            change = weight[..., begin:end] * ~mask[..., begin:end]  # holds w_j / U_jj where dropped
-            weight[..., end:] -= change @ upper[..., begin:end, end:]
+        yield begin, banks[last - 1][0] + banks[last - 1][1], banks[first:last]
         first = last
-    return mask, weight * mask
 
 
 def _sweep_block(
