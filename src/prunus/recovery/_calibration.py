@@ -1,0 +1,38 @@
+"""The samples that reconstruction looks at."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from prunus.adapters import Batch, batches, check_finite
+from prunus.errors import BadInput
+
+
+def calibrate_on(data: Any, samples: int, batch_size: int, seed: int) -> list[Batch]:
+    """The batches that hold the first `samples` of a random order of the data; labels are left out."""
+    if data is None:
+        raise BadInput("Reconstruction needs data: give some samples like those the model will meet, without labels.")
+    if isinstance(samples, bool) or not isinstance(samples, int) or samples < 1:
+        raise BadInput(f"samples is {samples!r}; give a whole number of at least 1.")
+    found: list[Batch] = []
+    count = 0
+    for batch in batches(data, size=min(batch_size, samples), shuffle=True, seed=seed):
+        batch = batch if count + batch.size <= samples else head(batch, samples - count)
+        found.append(check_finite(Batch(batch.args, batch.kwargs, None, batch.size)))
+        count += batch.size
+        if count >= samples:
+            break
+    return found
+
+
+def head(batch: Batch, count: int) -> Batch:
+    """The first samples of a batch; what has no line for each sample is the same for all."""
+
+    def cut(value: Any) -> Any:
+        fits = isinstance(value, Tensor) and value.dim() > 0 and value.shape[0] == batch.size
+        return value[:count] if fits else value
+
+    kwargs = {name: cut(value) for name, value in batch.kwargs.items()}
+    return Batch(tuple(map(cut, batch.args)), kwargs, None, min(count, batch.size))
