@@ -245,6 +245,44 @@ def write_evidence(study: Study, folder: Path = FOLDER) -> None:
         record(f"private-tanh-{data}", [*rows, *published], note, folder)
 
 
+GUIDE = {
+    "dense": "dense",
+    "random": "random mask",
+    "noisy-top-k": "noisy top-k, {} of epsilon on the indices",
+    "two-level": "two-level rule, {}",
+    "warm-up, TP-TopK": "warm-up, then a fixed support (TP-TopK)",
+}
+"""The guide's words for the methods of the tables."""
+
+
+def guide_table(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """Lines of the guide's table: settings by the bytes they send, test accuracy at each epsilon."""
+    measured = [row for row in rows if row["method"] in GUIDE]
+    columns = sorted({row["epsilon"] for row in measured})
+    found: dict[tuple[Any, ...], dict[float, float]] = {}
+    for row in sorted(measured, key=lambda row: (row["megabytes sent"], row["method"], row["index share"])):
+        key = row["megabytes sent"], row["method"], row["k"], row["index share"]
+        found.setdefault(key, {})[row["epsilon"]] = row["test"]
+    lines = ["| megabytes sent | method | k | " + " | ".join(f"epsilon {column:g}" for column in columns) + " |"]
+    lines.append("|---" * (3 + len(columns)) + "|")
+    for (sent, method, k, share), tests in found.items():
+        cells = [f"{tests[column]:.1f} %" if column in tests else "" for column in columns]
+        lines.append(f"| {sent:.1f} | {GUIDE[method].format(f'{100 * share:g} %')} | {k:g} | {' | '.join(cells)} |")
+    return lines
+
+
+def fill_guide(page: Path = FOLDER.parent / "guide" / "private.md", folder: Path = FOLDER) -> None:
+    """Put the tables into the guide, each between its marks."""
+    text = page.read_text("utf8")
+    for data in REDUCED.data:
+        file, mark = folder / f"private-tanh-{data}.json", f"<!-- private-tanh-{data} by bytes -->\n"
+        if file.is_file() and mark in text:
+            before, _, rest = text.partition(mark)
+            table = "\n".join(guide_table(json.loads(file.read_text("utf8"))["rows"]))
+            text = f"{before}{mark}\n{table}\n\n<!-- end -->{rest.partition('<!-- end -->')[2]}"
+    page.write_text(text, "utf8")
+
+
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--store", type=Path, default=FOLDER / "private-tanh-runs.jsonl")
@@ -265,6 +303,8 @@ def main(arguments: list[str]) -> int:
         study.store.add(setting, result)
         print(setting, result, f"{time.monotonic() - start:.0f} s", flush=True)
     write_evidence(study, given.evidence)
+    if given.evidence == FOLDER:
+        fill_guide()
     return 0
 
 
