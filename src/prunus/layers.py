@@ -31,6 +31,7 @@ __all__ = [
     "plain_name",
     "plain_names",
     "prunable_weights",
+    "require_values",
     "rows_to_weight",
     "unrecognised",
     "weight_rows",
@@ -243,6 +244,28 @@ def prunable_weights(model: nn.Module, named: Iterable[str] = ()) -> dict[str, W
         for name, weight in weights.items()
         if weight.kind != EMBEDDING or any(weight.called(glob) for glob in own)
     }
+
+
+def require_values(weights: Mapping[str, Weight]) -> None:
+    """Refuse weights without values, or with NaN or infinity among them.
+
+    Args:
+        weights: as `prunable_weights` gives them.
+
+    Raises:
+        BadInput: A weight is on the meta device, or holds a number that is not finite.
+
+    Example:
+        >>> from torch import nn
+        >>> require_values(prunable_weights(nn.Linear(4, 2)))
+    """
+    for name, weight in weights.items():
+        if weight.parameter.is_meta:
+            raise BadInput(f"The weight {name!r} is on the meta device and has no values; load the weights first.")
+        # A sum is finite only if every term is, save for overflow; only then is the elementwise test needed.
+        values = weight.parameter.detach()
+        if not torch.isfinite(values.sum(dtype=torch.float64)) and not bool(torch.isfinite(values).all()):
+            raise BadInput(f"The weight {name!r} holds NaN or Inf; mend the checkpoint before pruning it.")
 
 
 def unrecognised(model: nn.Module) -> dict[str, str]:

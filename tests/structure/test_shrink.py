@@ -182,6 +182,14 @@ def test_bad_input_is_one_sentence(changes: dict[str, Any], text: str) -> None:
         prunus.shrink(model, arguments.pop("fraction"), **arguments)
 
 
+def test_weights_that_are_no_numbers_are_refused() -> None:
+    model = prunus.models.make("fc:6-16-3", seed=0).eval()
+    with torch.no_grad():
+        model.layers[1].weight[0, 0] = torch.nan
+    with pytest.raises(prunus.BadInput, match=r"'layers\.1\.weight' holds NaN"):
+        prunus.shrink(model, 0.5, example=torch.zeros(1, 6))
+
+
 def test_saved_models_load_in_a_fresh_process(tmp_path: Path) -> None:
     model = prunus.models.make("resnet20", seed=0).eval()
     small = prunus.shrink(model, 0.5, example=torch.zeros(1, 3, 32, 32))

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from prunus.contract import Allocation, Masks, Pattern, Score, ScoreContext, check_sparsity, whole
 from prunus.errors import BadInput, PrunusWarning
-from prunus.layers import Weight, all_weights, listing, matches, prunable_weights, unrecognised
+from prunus.layers import Weight, all_weights, listing, matches, prunable_weights, require_values, unrecognised
 from prunus.pruning import allocations, patterns, scores
 from prunus.pruning.scores import ScoreRule
 from prunus.select import drop_smallest
@@ -73,7 +73,7 @@ def find_masks(
         weights = {name: weights[name] for name in targets}
     else:
         targets = check_sparsity(sparsity)
-    _check_values(weights)
+    require_values(weights)
     left_out = _misfits(weights, targets, shape, skip=misfits == "skip")
     weights = {name: weight for name, weight in weights.items() if name not in left_out}
     if isinstance(targets, dict):
@@ -223,16 +223,6 @@ def _by_layer(weights: dict[str, Weight], sparsity: Mapping[str, float]) -> dict
                 raise BadInput(f"The sparsities name {name!r} twice with different values; name each layer once.")
             targets[name] = level
     return {name: targets[name] for name in weights if name in targets}
-
-
-def _check_values(weights: Mapping[str, Weight]) -> None:
-    for name, weight in weights.items():
-        if weight.parameter.is_meta:
-            raise BadInput(f"The weight {name!r} is on the meta device and has no values; load the weights first.")
-        # A sum is finite only if every term is, save for overflow; only then is the elementwise test needed.
-        values = weight.parameter.detach()
-        if not torch.isfinite(values.sum(dtype=torch.float64)) and not bool(torch.isfinite(values).all()):
-            raise BadInput(f"The weight {name!r} holds NaN or Inf; mend the checkpoint before pruning it.")
 
 
 # ----------------------------------------------------------------------------------------------------------- the masks

@@ -17,7 +17,7 @@ from prunus.adapters import Batch
 from prunus.contract import Masks
 from prunus.errors import BadInput, first_line
 from prunus.graph import read, unwrapped
-from prunus.layers import listing
+from prunus.layers import listing, prunable_weights, require_values
 from prunus.settings.structure import Options
 from prunus.structure import _depth, _latency, _surgery, costs
 from prunus.structure._call import Example, example_for
@@ -165,6 +165,7 @@ class _Search:
     def __init__(self, model: nn.Module, example: Example, batches: list[Batch], options: Options) -> None:
         self.model, self.example, self.batches, self.options = model, example, batches, options
         self.teacher = _copied(model).eval()
+        require_values(prunable_weights(model))
         self.work = self.teacher  # without the blocks that left
         self.gone: list[_depth.Gone] = []
         self.plain = configured(model) and not options.per_layer
