@@ -15,7 +15,17 @@ from torch import nn
 from prunus.cli import run, visible
 from prunus.cli.output import console, fit, print_table, progress
 
-COLUMNS = ["layer", "shape", "weights", "kept", "sparsity", "energy removed", "output SNR", "mult-adds", "kept"]
+COLUMNS = [
+    "layer",
+    "shape",
+    "weights",
+    "kept",
+    "sparsity",
+    "energy removed",
+    "output SNR",
+    "mult-adds",
+    "mult-adds kept",
+]
 ROWS = [
     [f"stage{n}.block.{n}.conv2.weight", "64x64x3x3", 36_864, 3_686, "0.9000", "41.10%", "3.9 dB", 2_359_296, 235_904]
     for n in range(3)

@@ -153,7 +153,7 @@ def _print(record: dict[str, Any], rows: list[Any], json: bool) -> None:
         return
     counted = any(row.multiply_adds is not None for row in rows)
     columns = ["layer", "shape", "weights", "kept", "sparsity", "energy removed", "output SNR"]
-    columns += ["mult-adds", "kept"] if counted else []
+    columns += ["mult-adds", "mult-adds kept"] if counted else []
     table = []
     for row in rows:
         line = [row.name, "x".join(map(str, row.shape)), row.total, row.kept, f"{row.sparsity:.4f}"]
