@@ -392,6 +392,9 @@ def refusals() -> dict[str, tuple[nn.Module, dict[str, Any], str]]:
         "unreached": (Lazy(), {"data": x}, "never reach 'unused.weight'"),
         "typo": (model, {"data": x, "pattern": "balnced:16"}, "did you mean"),
         "no sparsity": (model, {"data": x, "sparsity": None}, "Give a sparsity"),
+        "seed": (model, {"data": x, "seed": 1.5}, "seed is 1.5"),
+        "options": (model, {"data": x, "options": {"refine": 3}}, "options must be ReconstructOptions"),
+        "allocation": (model, {"data": x, "allocation": "damages"}, "did you mean 'damage'"),
     }
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.data import TensorDataset
 
 import prunus
 from prunus.errors import BadInput, PrunusError
@@ -143,6 +144,17 @@ def test_what_cannot_be_distilled_is_refused() -> None:
         distil(fc(), fc("64-16-10"), torch.randn(8, 64))
     with pytest.raises(BadInput, match="needs data"):
         distil(fc(), fc(), None)
+    student, broken = fc(), torch.randn(600, 64)
+    with pytest.raises(BadInput, match="before pruning"):
+        distil(student, student, torch.randn(8, 64))
+    with pytest.raises(BadInput, match="before pruning"):
+        distil(student, None, torch.randn(8, 64))  # type: ignore[arg-type]
+    broken[599, 3] = torch.nan  # in the last batch: the student must not have moved by then
+    before = [parameter.detach().clone() for parameter in student.parameters()]
+    for data in (broken, TensorDataset(broken, torch.zeros(600, dtype=torch.long))):
+        with pytest.raises(BadInput, match="NaN"):
+            distil(student, fc(), data)
+    assert all(torch.equal(old, new) for old, new in zip(before, student.parameters()))
     with pytest.raises(BadInput, match=r"no module named 'layer\.9'"):
         distil(fc(), fc(), torch.randn(8, 64), options=DistilOptions(layers=("layer.9",)))
     with pytest.raises(BadInput, match="nothing to learn"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 from typing import Any
 
 from torch import Tensor
@@ -16,6 +17,8 @@ def calibrate_on(data: Any, samples: int, batch_size: int, seed: int) -> list[Ba
         raise BadInput("Reconstruction needs data: give some samples like those the model will meet, without labels.")
     if isinstance(samples, bool) or not isinstance(samples, int) or samples < 1:
         raise BadInput(f"samples is {samples!r}; give a whole number of at least 1.")
+    if isinstance(seed, bool) or not isinstance(seed, numbers.Integral):
+        raise BadInput(f"seed is {seed!r}; give a whole number.")
     found: list[Batch] = []
     count = 0
     for batch in batches(data, size=min(batch_size, samples), shuffle=True, seed=seed):

@@ -17,6 +17,7 @@ from prunus.adapters import Batch, call
 from prunus.errors import BadInput
 from prunus.layers import Weight
 from prunus.recovery._record import Recorder, Stop, Use, added_to, norms_of, place, real, storage
+from prunus.recovery._shelf import trim
 from prunus.recovery._units import UnitWalk
 
 PLENTY = 32
@@ -25,6 +26,8 @@ ALIKE = 4
 """So many places of an image are taken for one: neighbours look alike, and patches overlap."""
 FOLDS = 5
 """One batch of so many is held aside where chance plays a part."""
+TRIMMED = 8
+"""After so many weights, tracing gives free memory back."""
 
 
 @dataclass(eq=False)
@@ -179,6 +182,8 @@ def trace(
 
     def see(use: Use) -> None:
         made = place(use.output)
+        if len(by_name) % TRIMMED == TRIMMED - 1 and use.weight.name not in by_name:
+            trim()  # models that keep a cache would else scatter it over all the memory they ever computed with
         by_name.setdefault(use.weight.name, []).append(Trace(use.weight, use.key, use.rows, made))
         outputs.add(made)
         recent.append(use)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from prunus.adapters import Batch
 from prunus.contract import Allocation, Masks, Pattern
-from prunus.errors import BadInput, PrunusWarning
+from prunus.errors import BadInput, PrunusWarning, UnknownName
 from prunus.graph import unwrapped
 from prunus.layers import EMBEDDING, Weight, all_weights
 from prunus.pruning import allocations, find_masks, patterns
@@ -83,7 +83,7 @@ def reconstruct(
         >>> notes["after"] < notes["masked"] < 1
         True
     """
-    options = options or ReconstructOptions()
+    options = _checked(options)
     inner = unwrapped(model)
     if masks is not None and (not isinstance(masks, Masks) or not masks):
         raise BadInput("masks must be prunus.Masks with at least one mask.")
@@ -112,6 +112,12 @@ def reconstruct(
     _take_over(inner, work)
     found.apply_(inner)
     return found
+
+
+def _checked(options: Any) -> ReconstructOptions:
+    if options is not None and not isinstance(options, ReconstructOptions):
+        raise BadInput(f"options must be ReconstructOptions, not {type(options).__name__}.")
+    return options or ReconstructOptions()
 
 
 def _notes(job: _Reconstruction, shape: Pattern, seed: int) -> dict[str, Any]:
@@ -180,6 +186,9 @@ def _plan(
     if sparsity is None:
         raise BadInput("Give a sparsity, or masks that are to be kept.")
     said = allocation if isinstance(allocation, str) else getattr(allocation, "__name__", "function")
+    known = (*allocations.names(), "damage")
+    if isinstance(allocation, str) and allocation not in known:
+        raise UnknownName("allocation", allocation, known)
     share = allocations.parse("uniform" if allocation == "damage" else allocation)
     levels: dict[str, float] = {}
 
@@ -245,8 +254,9 @@ def measure_damage(
         >>> [round(level, 2) for level in found.choices]
         [0.0, 0.25, 0.5, 0.75]
     """
-    options, shape = options or ReconstructOptions(), patterns.parse(pattern)
-    if not grid or list(grid) != sorted(set(grid)) or not 0 <= grid[0] <= grid[-1] < 1:
+    options, shape = _checked(options), patterns.parse(pattern)
+    numeric = all(isinstance(level, (int, float)) for level in grid)
+    if not grid or not numeric or list(grid) != sorted(set(grid)) or not 0 <= grid[0] <= grid[-1] < 1:
         raise BadInput(f"grid is {grid!r}; give growing sparsities in [0, 1).")
     inner = unwrapped(model)
     found = find_masks(inner, 0.0, exclude=exclude)
@@ -291,14 +301,14 @@ class _Reconstruction:
         self.keeps = [_real_positions(each) for each in self.calibration]
         trim()  # what the plan was made with
         try:
-            units, stages = self._divide(head(batch, 2))  # the logits of a language model are large
+            units, stages, counts = self._divide(head(batch, 2))  # the logits of a language model are large
         except Exception:  # they need not reach every layer, and a model may ask for whole batches
-            units, stages = self._divide(batch)
+            units, stages, counts = self._divide(batch)
         memory = self.options.memory / 2
         self.old = UnitWalk(self.dense, units, self.calibration, memory, fixed=True)
         self.new = UnitWalk(self.work, units, self.calibration, memory)
         self.old.keep_all = self.new.keep_all = looks_back(self.dense, units, batch)
-        self.new.counts = self.old.counts = runs(self.dense, batch)
+        self.new.counts = self.old.counts = counts
         for number, unit in enumerate(units):
             inside = [stage for stage in stages if _belongs(self.weights[stage.names[0]], self.work, unit)]
             if not self._restore(number, unit, inside):
@@ -307,13 +317,13 @@ class _Reconstruction:
             self.new.advance()
         self._remark()
 
-    def _divide(self, batch: Batch) -> tuple[list[str], list[Stage]]:
-        """The units and the stages of the dense network, found by running it on a batch."""
+    def _divide(self, batch: Batch) -> tuple[list[str], list[Stage], dict[str, int]]:
+        """The units and stages of the dense network and how often each module runs, found by running it on a batch."""
         units = divide(self.dense, self.originals, batch)
         trim()
         stages = trace(self.dense, self.originals, batch, _real_positions(batch), units)
         trim()
-        return units, stages
+        return units, stages, runs(self.dense, batch)
 
     def _keep(self, number: int, unit: str, stages: list[Stage]) -> None:
         """Write what this unit became: its tensors and those of the norms behind it, its masks and errors."""

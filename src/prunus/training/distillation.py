@@ -18,7 +18,7 @@ from prunus.contract import Duration, Masks
 from prunus.errors import BadInput
 from prunus.layers import prunable_weights
 from prunus.settings.training import FitConfig
-from prunus.training.batches import Prepared, reader
+from prunus.training.batches import Prepared, check_finite, in_order, reader
 from prunus.training.history import History
 from prunus.training.loop import Run
 
@@ -111,7 +111,9 @@ def distil(
 
 
 def _require_alike(student: nn.Module, teacher: nn.Module) -> None:
-    """Refuse a student that is no smaller version of the teacher."""
+    """Refuse a student that is no smaller version of the teacher, or the teacher itself."""
+    if not isinstance(teacher, nn.Module) or teacher is student:
+        raise BadInput("The teacher must be the original network: give a copy made before pruning.")
     theirs = {name: tuple(parameter.shape) for name, parameter in teacher.named_parameters()}
     for name, parameter in student.named_parameters():
         shape, own = theirs.get(_teachers_name(student, name), ()), tuple(parameter.shape)
@@ -137,8 +139,13 @@ def _ready(data: Any, size: int) -> Any:
     if data is None:
         raise BadInput("Distillation needs data: give samples like those the model will meet, labels are not needed.")
     if reader(data) is not None:
+        for inputs, _ in in_order(data):
+            check_finite(inputs)
         return data
-    return Prepared([Batch(batch.args, batch.kwargs, None, batch.size) for batch in batches(data, size=size)])
+    found = [Batch(batch.args, batch.kwargs, None, batch.size) for batch in batches(data, size=size)]
+    for batch in found:
+        check_finite(batch)
+    return Prepared(found)
 
 
 def _layers(student: nn.Module, data: Any, options: DistilOptions) -> tuple[str, ...]:
@@ -180,6 +187,8 @@ class _Matching:
         keep = batch.kwargs.get("attention_mask")
         keep = keep.bool() if isinstance(keep, Tensor) and keep.dim() == 2 else None
         answer, right = main_output(output), main_output(target)
+        if not bool(torch.isfinite(right).all()):
+            raise BadInput("The teacher gives NaN or Inf on the data: mend the teacher or the data.")
         loss = answer.new_zeros(())
         if self.options.outputs:
             loss = loss + self.options.outputs * self._answers(answer, right, keep, hasattr(output, "logits"))
