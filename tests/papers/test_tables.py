@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from itertools import islice
+from pathlib import Path
 
 import pytest
 
@@ -93,3 +95,19 @@ def test_four_ways_to_find_a_ticket_run() -> None:
     for row in rows:
         assert row["ours"] > 25, row
         assert row["sparsity"] == 0.5 or (row["sparsity"] > 0.5 and "not restored" in row["method"])
+
+
+def test_the_guides_row_of_conv6_is_the_evidence() -> None:
+    docs = Path(__file__).resolve().parents[2] / "docs"
+    rows = json.loads((docs / "evidence" / "reproduce-ticket-conv6-cifar.json").read_text("utf8"))["rows"]
+    found = {row["method"]: row for row in rows}
+    methods = [found[name] for name in ("iterand", "edge-popup", "sgd")]
+    ours = " | ".join(f"{row['ours']:.1f} ± {row['s.d.']:.1f}" for row in methods)
+    published = " / ".join(f"{row['published, 100 epochs']:.1f}" for row in methods)
+    text = (docs / "guide" / "tickets.md").read_text("utf8")
+    assert f"10 of 100 epochs, two seeds | {ours} | {published} |" in text
+    assert {row["seeds"] for row in methods} == {2}
+    kept = found["iterand, period left at 300 steps"]
+    assert (
+        f"{kept['redraws of a pruned weight']} redraws, IteRand had\n{kept['ours']:.1f} ± {kept['s.d.']:.1f}." in text
+    )
