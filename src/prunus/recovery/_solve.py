@@ -5,13 +5,12 @@ columns, columns). Everything here minimises, over matrices V with zeros where t
 
     error(V) = sum over rows of (v - w) H (v - w)^T,
 
-which is the squared change of the outputs. Three ways to choose the zeros, each followed by the exact optimum on them:
+which is the squared change of the outputs. Two ways to choose the zeros, each followed by the exact optimum on them:
 
 `sweep`       Optimal Brain Surgeon from left to right through a Cholesky factor of the inverse (Frantar and Alistarh
-              2023, after Hassibi and Stork 1992): the weights with the smallest w^2 / [H^-1]_jj go, and the columns
-              further right take over what they did.
+              2023, after Hassibi and Stork 1992): bank by bank, or block by block of columns, the weights with the
+              smallest w^2 / [H^-1]_jj go, and the columns further right take over what they did.
 `alternate`   ADMM between the optimum without zeros and the nearest matrix with the right zeros (Meng et al. 2024).
-`exchange`    pairs of a kept and a dropped weight change places while the error falls.
 
 `optimum` is the least-squares solution for given zeros, by conjugate gradients for all rows at once.
 """
