@@ -186,9 +186,9 @@ def _plan(
     if sparsity is None:
         raise BadInput("Give a sparsity, or masks that are to be kept.")
     said = allocation if isinstance(allocation, str) else getattr(allocation, "__name__", "function")
-    known = (*allocations.names(), "damage")
-    if isinstance(allocation, str) and allocation not in known:
-        raise UnknownName("allocation", allocation, known)
+    named = (*allocations.names(), "damage")
+    if isinstance(allocation, str) and allocation not in named:
+        raise UnknownName("allocation", allocation, named)
     share = allocations.parse("uniform" if allocation == "damage" else allocation)
     levels: dict[str, float] = {}
 
