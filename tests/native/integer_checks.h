@@ -98,14 +98,18 @@ Matrix conv_matrix(const Conv &c, int64_t rows, int64_t bank) {
 // One convolution, and one of its result to which that is added, with ranges of each image or given ones: a whole run
 // against plain sums, for one and for several threads.
 void check_integer_conv(const IntegerLevel &level) {
-    const int64_t batch = draw(1, 3), bank = draw(0, 1) ? 16 : 32, rows = draw(1, 40);
+    const bool large = draw(0, 29) == 0;  // enough to go in strips
+    const int64_t batch = large ? 1 : draw(1, 3), bank = draw(0, 1) ? 16 : 32, rows = draw(1, large ? 3 : 40);
     const auto sizes = [&](int64_t channels, int64_t height, int64_t width) {
         Conv c = {1,          channels,   height,     width,      draw(1, 4), draw(1, 4), draw(1, 3), draw(1, 3),
                   draw(0, 3), draw(0, 3), draw(1, 2), draw(1, 2), {},         {},         {}};
         return c;
     };
-    Conv one = sizes(draw(1, 40), draw(1, 12), draw(1, 20));
-    while (one.out_height() < 1 || one.out_width() < 1) one = sizes(draw(1, 40), draw(1, 12), draw(1, 20));
+    const auto any = [&] {
+        return large ? sizes(draw(32, 40), draw(50, 70), draw(60, 80)) : sizes(draw(1, 40), draw(1, 12), draw(1, 20));
+    };
+    Conv one = any();
+    while (one.out_height() < 1 || one.out_width() < 1) one = any();
     Conv two = sizes(rows, one.out_height(), one.out_width());
     two.kernel_y = two.kernel_x = 3, two.stride_y = two.stride_x = 1;  // so that what comes in can be added
     two.dilation_y = two.dilation_x = two.pad_y = two.pad_x = 1;

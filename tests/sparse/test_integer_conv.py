@@ -345,3 +345,39 @@ def test_float32_takes_the_place_of_slower_integers() -> None:
     taken = _in_float32(one, layer, slow, quick)
     assert taken is not None
     assert "20.0 instead of 10.0" in taken.row.why
+
+
+def test_heavy_weights_of_one_sign_fit_between_widenings(level: str) -> None:
+    """Sums of four weights are kept in 16 bits: where all are as large as can be, fewer go together."""
+    for sign, channels, size in ((1.0, 32, 9), (-1.0, 48, 6), (1.0, 16, 3)):
+        geometry = ConvGeometry(channels, 20, (3, 3), (1, 1), (1, 1), (1, 1))
+        weight = torch.full((20, channels, 3, 3), sign)
+        weight[:, ::3] = 0.0
+        weight[3:7] *= torch.tensor([1.0, -1.0, 1.0])[torch.arange(3).repeat(3).reshape(3, 3)]
+        packed = geometry.pack(weight, 1, 16, torch.int8)
+        x = torch.full((2, channels, size, size + 1), 2.0)
+        x[1, :, 1:2] = -1.5
+        found = run_conv2d(packed, geometry, x, span=(-2.0, 2.0))
+        assert np.array_equal(found.numpy(), oracle(packed, geometry, x.numpy(), None, None, False, (-2.0, 2.0)))
+
+
+def test_images_of_few_pixels_take_the_same_integers(level: str) -> None:
+    """There pixels are tokens of a linear layer; a sum, an activation and bytes for the next layer follow."""
+    torch.manual_seed(1)
+    first = ConvGeometry(64, 48, (3, 3), (1, 1), (1, 1), (1, 1))
+    packed = first.pack(torch.randn(48, 64, 3, 3) * (torch.rand(48, 64, 3, 3) < 0.1), 1, 16, torch.int8)
+    for height, width in ((1, 1), (2, 2), (3, 1), (4, 4), (5, 7)):
+        x, other, bias = torch.randn(3, 64, height, width), torch.randn(3, 48, height, width), torch.randn(48)
+        for span in (None, (-1.0, 2.0)):
+            found = run_conv2d(packed, first, x, bias, other, True, span)
+            assert np.array_equal(found.numpy(), oracle(packed, first, x.numpy(), bias, other, True, span))
+
+
+def test_large_images_go_in_strips(level: str) -> None:
+    torch.manual_seed(2)
+    for stride, padding, size in (((1, 1), (1, 1), (70, 90)), ((2, 2), (1, 1), (120, 99)), ((1, 3), (2, 0), (64, 101))):
+        geometry = ConvGeometry(40, 17, (3, 3), stride, padding, (1, 1))
+        weight = torch.randn(17, 40, 3, 3) * (torch.rand(17, 40, 3, 3) < 0.1)
+        packed, x, bias = geometry.pack(weight, 1, 16, torch.int8), torch.randn(1, 40, *size), torch.randn(17)
+        found = run_conv2d(packed, geometry, x, bias, None, True)
+        assert np.array_equal(found.numpy(), oracle(packed, geometry, x.numpy(), bias, None, True, None))

@@ -153,6 +153,32 @@ IntegerMatrix::IntegerMatrix(const Packed &p, const float *row_scale)
     std::copy(bytes.begin(), bytes.end(), units.get());
 }
 
+void IntegerMatrix::each(const std::function<void(int64_t, int64_t, int8_t)> &use) const {
+    for (size_t g = 0; g < groups.size(); ++g) {
+        const IntegerGroup &group = groups[g];
+        const uint8_t *unit = units.get() + group.start;
+        const int32_t *from = bank.data() + group.place;
+        const auto weight = [&](int64_t row, int64_t column, uint8_t value) {
+            if (value) use(int64_t(g) * lanes + row, column, int8_t(value));
+        };
+        for (int32_t b = 0; b < group.full; ++b, unit += full_bytes, ++from)
+            for (int64_t row = 0; row < lanes; ++row)
+                for (int64_t i = 0; i < table; ++i)
+                    weight(row, *from * table + i, unit[i / 4 * 64 + half_of(row) * 32 + byte_of(row) + i % 4]);
+        const auto some = [&](int32_t count, int banks) {
+            for (int32_t u = 0; u < count; ++u, unit += unit_bytes, from += banks)
+                for (int64_t row = 0; row < lanes; ++row)
+                    for (int slot = 0; slot < 4; ++slot) {
+                        const bool high = banks == 1 ? half_of(row) : slot / 2;
+                        const uint8_t index = unit[banks == 1 ? byte_of(row) + slot : row * 2 + slot % 2];
+                        weight(row, from[slot * banks / 4] * table + (high ? index >> 4 : index & 15),
+                               unit[32 + half_of(row) * 32 + byte_of(row) + slot]);
+                    }
+        };
+        some(group.quads, 1), some(group.pairs, 2), some(group.crossed, 4);
+    }
+}
+
 void IntegerMatrix::take(int64_t g, const int32_t *places, const float *bias, IntegerTask &t) const {
     const IntegerGroup &group = groups[size_t(g)];
     const int64_t first = g * lanes;

@@ -17,6 +17,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <functional>
 #include <limits>
 #include <memory>
 #include <vector>
@@ -30,6 +31,7 @@ constexpr int64_t unit_bytes = 96, table = 16;
 constexpr int64_t full_bytes = 256;      // of a full bank
 constexpr int top = 127;                 // of a quantised input; 2 * 127 * 128 fits 16 bits
 constexpr int64_t most_in_row = 133144;  // weights whose sum is sure to fit 32 bits
+constexpr int64_t pixels_at_once = 32;   // of a convolution
 
 struct IntegerTask;
 
@@ -50,6 +52,8 @@ struct IntegerMatrix {
     std::vector<float> scale;                          // likewise
 
     explicit IntegerMatrix(const Packed &, const float *scale);
+    // Every weight that is not zero.
+    void each(const std::function<void(int64_t row, int64_t column, int8_t value)> &) const;
     // What a task must know of one group; `places` stand for those of the matrix, and bias is that of all rows.
     void take(int64_t group, const int32_t *places, const float *bias, IntegerTask &) const;
 };
@@ -77,8 +81,8 @@ inline Grid grid_for(float low, float high, bool wild, bool inside = false) {
     return {{step, int32_t(std::nearbyint(-low * inverse))}, inverse, false, inside};
 }
 
-// Sixteen rows of some lines of tokens: act((sum - zero * rows' sum) * (step * scale) + bias + other), as floats and, for
-// what reads them next, as bytes. A line is a row of pixels; tokens of a linear layer are one line.
+// Sixteen rows of some lines of tokens: act((sum - zero * rows' sum) * (step * scale) + bias). A line is a row of pixels;
+// tokens of a linear layer are one line.
 struct IntegerTask {
     const uint8_t *units;
     const int32_t *place;
@@ -94,12 +98,34 @@ struct IntegerTask {
     const float *scale, *bias;  // bias may be null; sixteen of each
     int64_t rows;               // that exist
     bool relu;
-    float *out;  // null: bytes alone
+    float *out;
     int64_t out_token, out_line;
-    const float *other;  // likewise; may be null
-    int64_t other_token, other_line;
-    uint8_t *bytes;  // sixteen for each token; may be null
-    int64_t bytes_token, bytes_line;
+};
+
+// Eight weights of a row of a convolution, and where their inputs lie (integer_planes.h).
+struct Octet {
+    uint32_t at[8];
+    int8_t weight[16];  // each two stand twice: a b a b, c d c d, ...
+};
+
+// Some rows of a convolution for up to 32 pixels, over one block of channels: the sums, or where it is the last block
+// act((sum - zero * row's sum) * (step * scale) + bias + other), as floats and, for what reads them next, as bytes.
+struct PlaneTask {
+    const Octet *octets;   // row by row
+    const int32_t *quads;  // of each row
+    int64_t rows;
+    const uint8_t *x;
+    int pixels;
+    int32_t *sums;  // [rows][32], from block to block
+    bool fresh, last;
+    Step step;
+    const int32_t *sum;
+    const float *scale, *bias;  // bias may be null
+    bool relu;
+    int64_t plane;  // numbers from row to row of what follows; each may be null
+    float *out;
+    const float *other;
+    uint8_t *bytes;
     const Grid *grid;  // of the bytes
     bool *wild;        // set where a byte was made from something that is not finite
 };
@@ -122,11 +148,11 @@ struct IntegerLevel {
     void (*measure)(const float *x, int64_t count, Range &);
     // Bytes of `count` floats; whether all of them are finite.
     bool (*to_bytes)(const float *x, int64_t count, const Grid &, uint8_t *out);
-    // The same for `count` neighbouring pixels of an image whose channels are planes: a pixel's channels side by side,
-    // pixels `pitch` bytes apart, the last channels filled up with what weights of zero meet. Up to 15 bytes behind a pixel may be written.
-    bool (*planes_to_bytes)(const float *x, int64_t plane, int64_t channels, int64_t count, const Grid &, uint8_t *out,
-                            int64_t pitch);
+    // from[i] where inside[i] is 255, and `zero` where it is 0; and the same of every second byte.
+    void (*choose)(const uint8_t *from, const uint8_t *inside, int64_t count, uint8_t zero, uint8_t *out);
+    void (*choose_second)(const uint8_t *from, const uint8_t *inside, int64_t count, uint8_t zero, uint8_t *out);
     void (*multiply)(const IntegerTask &);
+    void (*planes)(const PlaneTask &);
 };
 
 const IntegerLevel &portable_integers();

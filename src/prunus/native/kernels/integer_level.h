@@ -4,6 +4,8 @@ constexpr IntegerLevel integer_level(const char *name) {
     return {.name = name,
             .measure = measure,
             .to_bytes = to_bytes,
-            .planes_to_bytes = planes_to_bytes,
-            .multiply = multiply};
+            .choose = choose,
+            .choose_second = choose_second,
+            .multiply = multiply,
+            .planes = planes};
 }

@@ -21,30 +21,12 @@ bool to_bytes(const float *x, int64_t count, const Grid &grid, uint8_t *out) {
     return finite;
 }
 
-bool planes_to_bytes(const float *x, int64_t plane, int64_t channels, int64_t count, const Grid &grid, uint8_t *out,
-                     int64_t pitch) {
-    bool finite = true;
-    for (int64_t i = 0; i < count; ++i, out += pitch) {
-        for (int64_t c = 0; c < channels; ++c)
-            finite &= std::isfinite(x[c * plane + i]), out[c] = to_byte(x[c * plane + i], grid);
-        std::fill(out + channels, out + std::max(channels, pitch), uint8_t(0));
-    }
-    return finite;
+void choose(const uint8_t *from, const uint8_t *inside, int64_t count, uint8_t zero, uint8_t *out) {
+    for (int64_t i = 0; i < count; ++i) out[i] = uint8_t((from[i] & inside[i]) | (zero & ~inside[i]));
 }
 
-// The sums of a token become numbers, and these bytes.
-inline void finish_token(const IntegerTask &t, const int32_t (&sum)[lanes], const Step &step, float *out,
-                         const float *other, uint8_t *bytes) {
-    for (int64_t row = 0; row < t.rows; ++row) {
-        float value = float(sum[row] - step.zero * t.sum[row]) * (step.step * t.scale[row]);
-        value += t.bias ? t.bias[row] : 0.0f;
-        if (other) value += other[row];
-        value = t.relu && value < 0.0f ? 0.0f : value;
-        if (out) out[row] = value;
-        if (bytes) bytes[row] = to_byte(value, *t.grid);
-        if (bytes && !std::isfinite(value)) *t.wild = true;
-    }
-    for (int64_t row = t.rows; bytes && row < lanes; ++row) bytes[row] = 0;
+void choose_second(const uint8_t *from, const uint8_t *inside, int64_t count, uint8_t zero, uint8_t *out) {
+    for (int64_t i = 0; i < count; ++i) out[i] = inside[i] ? from[2 * i] : zero;
 }
 
 template <typename AddUp>
@@ -54,8 +36,40 @@ inline void multiply_tokens_with(const IntegerTask &t, AddUp add_up) {
         for (int n = 0; n < t.tokens; ++n) {
             int32_t sum[lanes] = {};
             add_up(t, t.x + i * t.line + n * t.pitch, sum);
-            finish_token(t, sum, t.step[t.one_step ? 0 : n], t.out ? t.out + i * t.out_line + n * t.out_token : nullptr,
-                         t.other ? t.other + i * t.other_line + n * t.other_token : nullptr,
-                         t.bytes ? t.bytes + i * t.bytes_line + n * t.bytes_token : nullptr);
+            const Step &step = t.step[t.one_step ? 0 : n];
+            float *out = t.out + i * t.out_line + n * t.out_token;
+            for (int64_t row = 0; row < t.rows; ++row) {
+                float value = float(sum[row] - step.zero * t.sum[row]) * (step.step * t.scale[row]);
+                value += t.bias ? t.bias[row] : 0.0f;
+                out[row] = t.relu && value < 0.0f ? 0.0f : value;
+            }
         }
+}
+
+// One row's sums of 32 pixels become numbers, and these bytes.
+inline void end_row(const PlaneTask &t, int64_t row, const int32_t *sums) {
+    const float scale = t.step.step * t.scale[row], bias = t.bias ? t.bias[row] : 0.0f;
+    for (int i = 0; i < t.pixels; ++i) {
+        float value = float(sums[i]) * scale + bias;
+        if (t.other) value += t.other[row * t.plane + i];
+        value = t.relu && value < 0.0f ? 0.0f : value;
+        if (t.out) t.out[row * t.plane + i] = value;
+        if (t.bytes) t.bytes[row * t.plane + i] = to_byte(value, *t.grid);
+        if (t.bytes && !std::isfinite(value)) *t.wild = true;
+    }
+}
+
+void planes(const PlaneTask &t) {
+    const Octet *octet = t.octets;
+    for (int64_t row = 0; row < t.rows; ++row) {
+        int32_t *sums = t.sums + row * pixels_at_once;
+        if (t.fresh) std::fill(sums, sums + pixels_at_once, -t.step.zero * t.sum[row]);
+        for (int32_t quads = t.quads[row]; quads > 0; quads -= 2, ++octet)
+            for (int i = 0; i < (quads > 1 ? 8 : 4); ++i) {
+                const int weight = octet->weight[i / 2 * 4 + i % 2];
+                const uint8_t *x = t.x + octet->at[i];
+                for (int64_t p = 0; p < pixels_at_once; ++p) sums[p] += weight * int(x[p]);
+            }
+        if (t.last) end_row(t, row, sums);
+    }
 }

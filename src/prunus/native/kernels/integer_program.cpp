@@ -6,52 +6,24 @@
 #include <limits>
 #include <stdexcept>
 
+#include "image.h"
 #include "pool.h"
 
 namespace prunus {
 namespace kernels {
 namespace {
 
-constexpr int64_t inputs_at_hand = 16 << 10;  // bytes that the pixels of one task read
-constexpr int64_t outputs_at_hand = 64 << 10;
-constexpr int64_t spare = 64;  // bytes behind each piece of memory that may be written or read
+constexpr double plane_cost = 8.0, turn_cost = 2.0;  // vector operations for 64 products, and to turn what they need
+constexpr int64_t spare = 64;                        // bytes behind each piece of memory that may be written or read
 
 int64_t round_up(int64_t a, int64_t b) { return (a + b - 1) / b * b; }
-
-inline float larger(float a, float b) { return b > a || b != b ? b : a; }  // keeps NaN, as torch does
-
-void thin_floats(const float *from, int64_t width, int64_t channels, const int64_t *m, float *to, int64_t out_h,
-                 int64_t out_w) {
-    const int64_t all = m[2] + channels + m[3];
-    for (int64_t y = 0; y < out_h; ++y)
-        for (int64_t x = 0; x < out_w; ++x, to += all) {
-            const float *in = from + (y * m[0] * width + x * m[1]) * channels;
-            std::fill(to, to + m[2], 0.0f);
-            std::copy(in, in + channels, to + m[2]);
-            std::fill(to + m[2] + channels, to + all, 0.0f);
-        }
-}
-
-// Columns first, then rows: the order of torch, which matters only for which NaN is kept.
-void pool_floats(const float *from, int64_t width, int64_t channels, const int64_t *m, float *to, int64_t out_h,
-                 int64_t out_w) {
-    for (int64_t y = 0; y < out_h; ++y)
-        for (int64_t x = 0; x < out_w; ++x, to += channels) {
-            const float *in = from + (y * m[2] * width + x * m[3]) * channels;
-            std::copy(in, in + channels, to);
-            for (int64_t i = 0; i < m[0]; ++i)
-                for (int64_t j = 0; j < m[1]; ++j) {
-                    const float *at = in + (i * width + j) * channels;
-                    for (int64_t c = 0; c < channels; ++c) to[c] = larger(to[c], at[c]);
-                }
-        }
-}
 
 // Pieces of one memory, used again once the step that reads them last is done.
 class Pieces {
   public:
+    explicit Pieces(int64_t spare) : spare_(spare) {}
     int64_t take(int64_t bytes, int first, int last) {
-        bytes = round_up(bytes + spare, 64);
+        bytes = round_up(bytes + spare_, 64);
         for (Piece &piece : pieces_)
             if (piece.until < first) {
                 piece.until = last, piece.size = std::max(piece.size, bytes);
@@ -72,6 +44,7 @@ class Pieces {
         int64_t size;
         int until;
     };
+    const int64_t spare_;
     std::vector<Piece> pieces_;
     int64_t number(const Piece &piece) const { return &piece - pieces_.data(); }
 };
@@ -84,16 +57,14 @@ struct IntegerProgram::Image {
     const std::vector<float *> &tensors;
     const std::vector<int64_t> &sizes;
     int64_t n;
-    float *tensor(int number) const { return tensors[size_t(number)] + n * sizes[size_t(number)]; }
-    float *floats(const Value &v) const { return reinterpret_cast<float *>(memory + v.at); }
+    // A value's floats; null where there are none.
+    float *floats(const Value &v) const {
+        if (v.tensor >= 0) return tensors[size_t(v.tensor)] + n * sizes[size_t(v.tensor)];
+        return v.floats ? reinterpret_cast<float *>(memory + v.at) : nullptr;
+    }
 };
 
 IntegerProgram::IntegerProgram(const Level &level, const IntegerLevel &integers) : level_(level), integers_(integers) {}
-
-int64_t IntegerProgram::count(int value) const {
-    const Value &v = values_[size_t(value)];
-    return v.channels * v.height * v.width;
-}
 
 void IntegerProgram::add(Kind kind, int64_t channels, int64_t height, int64_t width, int in, int other) {
     const int number = int(values_.size());
@@ -115,33 +86,51 @@ void IntegerProgram::conv(std::shared_ptr<const IntegerMatrix> matrix, int64_t b
                           bool relu, const Grid *fixed, int in, int other) {
     add(Kind::conv, matrix->rows, c.out_height(), c.out_width(), in, other);
     const int64_t taps = c.kernel_y * c.kernel_x;
-    Layer layer = {matrix, c, bank, bias, relu, c.channels < bank, 0, {}, round_up(taps * c.channels, table)};
     const Value &from = values_[size_t(in)], &to = values_.back();
-    const int64_t columns = layer.gathered ? taps * c.channels : taps * round_up(c.channels, bank);
+    const int64_t columns = taps * (c.channels < bank ? c.channels : round_up(c.channels, bank));
     if (from.channels != c.channels || matrix->cols != columns)
         throw std::invalid_argument("a matrix does not fit its convolution");
     if (other >= 0 && (values_[size_t(other)].channels != to.channels || values_[size_t(other)].height != to.height ||
                        values_[size_t(other)].width != to.width))
         throw std::invalid_argument("what is added has another shape");
-    work_ += matrix->count * 64 * to.height * to.width;
-    const int64_t pitch = layer.gathered ? c.channels : round_up(c.channels, bank);
+    work_ += matrix->count * 64 * to.pixels();
     const auto same = [&](const Bytes &b) {
         const bool grid =
             fixed ? !b.measured && b.grid.step.step == fixed->step.step && b.grid.step.zero == fixed->step.zero
                   : b.measured;
-        return b.value == in && grid && b.tight == layer.gathered;
+        return b.value == in && grid;
     };
     size_t found = 0;
     while (found < bytes_.size() && !same(bytes_[found])) ++found;
     if (found == bytes_.size()) {
         values_[size_t(in)].bytes.push_back(int(found));
-        bytes_.push_back({in, !fixed, layer.gathered, fixed ? *fixed : Grid{}, pitch, c.pad_y, c.pad_x});
+        bytes_.push_back({in, !fixed, fixed ? *fixed : Grid{}, 0});
     }
-    Bytes &read = bytes_[found];
-    read.pitch = std::max(read.pitch, pitch), read.halo_y = std::max(read.halo_y, c.pad_y),
-    read.halo_x = std::max(read.halo_x, c.pad_x);
-    layer.bytes = int(found);
-    layers_.back() = std::move(layer);
+    layers_.back() = {std::move(matrix), c, bank, bias, relu, int(found), nullptr, {}, 0, 0};
+    arrange(layers_.back());
+}
+
+// Pixels in the lanes, or rows of the matrix: whichever needs fewer operations. Rows only where banks are whole.
+void IntegerProgram::arrange(Layer &layer) {
+    const Conv &c = layer.c;
+    const IntegerMatrix &m = *layer.matrix;
+    const int64_t taps = c.kernel_y * c.kernel_x, ratio = layer.bank / table, pixels = c.out_height() * c.out_width();
+    double by_rows = 0.0;
+    for (const IntegerGroup &g : m.groups) by_rows += 24.0 * g.full + 8.0 * g.quads + 10.0 * g.pairs + 14.0 * g.crossed;
+    const double all = double(m.count) * plane_cost, lanes_used = double(round_up(pixels, pixels_at_once));
+    if (c.channels < layer.bank || all * lanes_used <= (by_rows + double(m.count) * turn_cost) * double(pixels)) {
+        layer.rows = std::make_shared<const PlaneRows>(m, c, layer.bank);
+        spare_ = std::max(spare_, Shifts::around(c));
+        return;
+    }
+    layer.pitch = round_up(c.channels, layer.bank), layer.line = (c.width + 2 * c.pad_x) * layer.pitch;
+    if ((c.height + 2 * c.pad_y) * layer.line > std::numeric_limits<int32_t>::max())
+        throw std::invalid_argument("an image is too large");
+    for (const int32_t number : m.bank) {
+        const int64_t tap = number / ratio % taps, block = number / ratio / taps * layer.bank + number % ratio * table;
+        const int64_t y = tap / c.kernel_x * c.dilation_y, x = tap % c.kernel_x * c.dilation_x;
+        layer.place.push_back(int32_t(y * layer.line + x * layer.pitch + block));
+    }
 }
 
 void IntegerProgram::thin(int64_t step_y, int64_t step_x, int64_t before, int64_t after, int in) {
@@ -165,12 +154,12 @@ void IntegerProgram::max_pool(int64_t kernel_y, int64_t kernel_x, int64_t stride
 void IntegerProgram::finish(const std::vector<int> &results) {
     int tensor = 0;
     for (Value &v : values_)
-        if (v.kind == Kind::input) sizes_.push_back(v.channels * v.height * v.width), v.tensor = tensor++;
+        if (v.kind == Kind::input) sizes_.push_back(v.count()), v.tensor = tensor++;
     for (int result : results) {
         Value &v = values_.at(size_t(result));
         if (v.kind == Kind::input || v.tensor >= 0) throw std::invalid_argument("a value cannot be returned twice");
         v.tensor = tensor++;
-        sizes_.push_back(count(result));
+        sizes_.push_back(v.count());
     }
     lay_out();
 }
@@ -181,201 +170,156 @@ void IntegerProgram::shape(int value, int64_t (&out)[3]) const {
 }
 
 void IntegerProgram::lay_out() {
-    for (size_t i = 0; i < values_.size(); ++i) {
-        Value &v = values_[i];
-        const bool one = v.kind == Kind::conv && v.bytes.size() == 1;
-        const Bytes *only = one ? &bytes_[size_t(v.bytes[0])] : nullptr;
-        v.direct = only && !only->measured && !only->tight ? v.bytes[0] : -1;
-        // Inputs are read as planes by what quantises them; everything else wants floats with channels side by side.
-        v.floats = v.kind != Kind::input && v.direct < 0 && !v.bytes.empty();
-        v.floats |= v.kind == Kind::thin || v.kind == Kind::max_pool;
+    for (Value &v : values_) {
+        const bool one = v.kind == Kind::conv && v.bytes.size() == 1 && !bytes_[size_t(v.bytes[0])].measured;
+        v.direct = one ? v.bytes[0] : -1;
+        v.floats = v.kind != Kind::conv || (v.direct < 0 && !v.bytes.empty());
     }
     for (const Value &v : values_) {
         if (v.other >= 0) values_[size_t(v.other)].floats = true;
         if (v.kind == Kind::thin || v.kind == Kind::max_pool) values_[size_t(v.in)].floats = true;
     }
-    for (Layer &layer : layers_) {
-        if (!layer.matrix) continue;
-        Bytes &b = bytes_[size_t(layer.bytes)];
-        const Value &v = values_[size_t(b.value)];
-        b.line = (v.width + 2 * b.halo_x) * b.pitch, b.size = (v.height + 2 * b.halo_y) * b.line;
-        if (b.size > std::numeric_limits<int32_t>::max()) throw std::invalid_argument("an image is too large");
-    }
-    for (Layer &layer : layers_) {
-        if (!layer.matrix) continue;
-        const Bytes &b = bytes_[size_t(layer.bytes)];
-        const Conv &c = layer.c;
-        const int64_t taps = c.kernel_y * c.kernel_x, ratio = layer.bank / table;
-        for (const int32_t number : layer.matrix->bank) {
-            const int64_t tap = number / ratio % taps,
-                          block = number / ratio / taps * layer.bank + number % ratio * table;
-            const int64_t at =
-                tap / c.kernel_x * c.dilation_y * b.line + tap % c.kernel_x * c.dilation_x * b.pitch + block;
-            layer.place.push_back(layer.gathered ? number * int32_t(table) : int32_t(at));
-        }
-    }
-    Pieces pieces;
+    Pieces pieces(spare_);
     std::vector<std::pair<int64_t *, int64_t>> taken;
     for (size_t i = 0; i < values_.size(); ++i) {
         Value &v = values_[i];
-        if (v.floats) taken.push_back({&v.at, pieces.take(count(int(i)) * int64_t(sizeof(float)), int(i), v.last)});
-        for (int number : v.bytes) {
-            Bytes &b = bytes_[size_t(number)];
-            taken.push_back({&b.at, pieces.take(b.size, int(i), v.last)});
-        }
+        if (v.floats && v.tensor < 0)
+            taken.push_back({&v.at, pieces.take(v.count() * int64_t(sizeof(float)), int(i), v.last)});
+        for (int number : v.bytes)
+            taken.push_back({&bytes_[size_t(number)].at, pieces.take(v.count(), int(i), v.last)});
     }
     for (auto &[at, number] : taken) *at = pieces.start(number);
     memory_ = pieces.size();
 }
 
-// The byte for zero all around an image.
-void IntegerProgram::around(const Bytes &b, uint8_t zero, uint8_t *at) const {
-    if (b.halo_y == 0 && b.halo_x == 0) return;
-    const Value &v = values_[size_t(b.value)];
-    const int64_t ends = b.halo_y * b.line, side = b.halo_x * b.pitch;
-    std::memset(at, zero, size_t(ends));
-    for (int64_t y = 0; y < v.height; ++y) {
-        uint8_t *line = at + ends + y * b.line;
-        std::memset(line, zero, size_t(side));
-        std::memset(line + b.line - side, zero, size_t(side));
-    }
-    std::memset(at + ends + v.height * b.line, zero, size_t(ends));
-}
-
-// One way in which a value is read, made from its floats (of an input: from its planes).
+// One way in which a value is read, made from its floats.
 void IntegerProgram::make_bytes(Image &image, int value, int which) const {
     const Value &v = values_[size_t(value)];
     const Bytes &b = bytes_[size_t(which)];
-    uint8_t *at = image.memory + b.at, *first = at + b.halo_y * b.line + b.halo_x * b.pitch;
-    const bool planes = v.kind == Kind::input;
-    const float *from = planes ? image.tensor(v.tensor) : image.floats(v);
+    const float *from = image.floats(v);
     Grid grid = b.grid;
     if (b.measured) {
         Range range;
-        integers_.measure(from, count(value), range);
+        integers_.measure(from, v.count(), range);
         grid = range.grid();
     }
-    bool finite = true;
-    const int64_t row = v.width * v.channels;
-    for (int64_t y = 0; y < v.height; ++y) {
-        uint8_t *line = first + y * b.line;
-        if (planes)
-            finite &= integers_.planes_to_bytes(from + y * v.width, v.height * v.width, v.channels, v.width, grid, line,
-                                                b.pitch);
-        else if (b.pitch == v.channels)
-            finite &= integers_.to_bytes(from + y * row, row, grid, line);
-        else
-            for (int64_t x = 0; x < v.width; ++x) {
-                finite &= integers_.to_bytes(from + y * row + x * v.channels, v.channels, grid, line + x * b.pitch);
-                std::memset(line + x * b.pitch + v.channels, 0, size_t(b.pitch - v.channels));
-            }
-    }
-    around(b, uint8_t(grid.step.zero), at);
+    const bool finite = integers_.to_bytes(from, v.count(), grid, image.memory + b.at);
     image.steps[which] = finite ? grid.step : Step{std::numeric_limits<float>::quiet_NaN(), 0};
 }
 
-// The inputs of each pixel in the lines [first, last) side by side. What is written behind a run of taps is written over by the
-// next one, or meets weights that are zero.
-void IntegerProgram::gather(const Layer &layer, const Bytes &b, const uint8_t *from, int64_t first, int64_t last,
-                            uint8_t *out) const {
-    const Conv &c = layer.c;
-    const bool together = c.dilation_x == 1;
-    const int64_t pieces = together ? 1 : c.kernel_x, length = together ? c.kernel_x * c.channels : c.channels;
-    for (int64_t y = first; y < last; ++y)
-        for (int64_t x = 0; x < c.out_width(); ++x, out += layer.token) {
-            const uint8_t *at = from + y * c.stride_y * b.line + x * c.stride_x * b.pitch;
-            uint8_t *to = out;
-            for (int64_t ky = 0; ky < c.kernel_y; ++ky, at += c.dilation_y * b.line)
-                for (int64_t k = 0; k < pieces; ++k, to += length) {
-                    const uint8_t *source = at + k * c.dilation_x * b.pitch;
-                    for (int64_t i = 0; i < length; i += 16) std::memcpy(to + i, source + i, 16);
-                }
-        }
-}
-
-void IntegerProgram::lines(Image &image, int value, int64_t first, int64_t last, bool &wild) const {
+// Both ways return whether a byte was made from something that is not finite.
+bool IntegerProgram::by_planes(Image &image, int value, int threads) const {
     const Value &v = values_[size_t(value)];
     const Layer &layer = layers_[size_t(value)];
-    const Bytes &b = bytes_[size_t(layer.bytes)];
+    const PlaneRows &m = *layer.rows;
+    const Step step = image.steps[layer.bytes];
+    const uint8_t *x = image.memory + bytes_[size_t(layer.bytes)].at;
+    const int64_t channels = layer.c.channels;
+    const Shifts &shifts = m.shifts;
+    uint8_t *copies = nullptr;
+    if (shifts.copied)
+        copies = static_cast<uint8_t *>(scratch(Scratch::quantised, channels * shifts.plane + pixels_at_once));
+    std::atomic<bool> wild{false};
+    for (int64_t top = 0; top < v.height; top += shifts.strip) {
+        const int64_t cut = threads > 1 ? std::min<int64_t>(channels, 2 * threads) : 1;
+        parallel(shifts.copied ? threads : 1, shifts.copied ? cut : 0, [&](int64_t part) {
+            shifts.copy(integers_, layer.c, x, top, channels * part / cut, channels * (part + 1) / cut,
+                        uint8_t(step.zero), copies);
+        });
+        const int64_t here = std::min(shifts.strip, v.height - top) * v.width, before = top * v.width;
+        const int64_t tiles = (here + pixels_at_once - 1) / pixels_at_once;
+        const int64_t parts = threads > 1 ? std::min(m.rows, (4 * threads + tiles - 1) / tiles) : 1;
+        parallel(threads, tiles * parts, [&](int64_t task) {
+            const int64_t first = task / parts * pixels_at_once, part = task % parts, row = m.rows * part / parts;
+            PlaneTask t = plane_task(image, value, row, before + first);
+            bool strange = false;
+            t.rows = m.rows * (part + 1) / parts - row, t.pixels = int(std::min(pixels_at_once, here - first));
+            t.sums = static_cast<int32_t *>(scratch(Scratch::sums, t.rows * pixels_at_once * int64_t(sizeof(int32_t))));
+            t.wild = &strange;
+            for (int64_t block = 0; block < m.blocks; ++block) {
+                const size_t begin = size_t(block * m.rows + row);
+                t.fresh = block == 0, t.last = block == m.blocks - 1;
+                t.x = (copies ? copies : x) + block * m.step * shifts.plane + first;
+                t.octets = m.octets.data() + m.start[begin], t.quads = m.quads.data() + begin;
+                integers_.planes(t);
+            }
+            if (strange) wild.store(true, std::memory_order_relaxed);
+        });
+    }
+    return wild.load();
+}
+
+// The task of the rows from `row` and the pixels from `first` on, before its weights and inputs.
+PlaneTask IntegerProgram::plane_task(const Image &image, int value, int64_t row, int64_t first) const {
+    const Value &v = values_[size_t(value)];
+    const Layer &layer = layers_[size_t(value)];
+    const int64_t at = row * v.pixels() + first;
+    PlaneTask t = {};
+    t.step = image.steps[layer.bytes], t.relu = layer.relu, t.plane = v.pixels();
+    t.sum = layer.matrix->sum.data() + row, t.scale = layer.matrix->scale.data() + row;
+    t.bias = layer.bias ? layer.bias + row : nullptr;
+    t.out = image.floats(v) ? image.floats(v) + at : nullptr;
+    t.other = v.other >= 0 ? image.floats(values_[size_t(v.other)]) + at : nullptr;
+    t.bytes = v.direct >= 0 ? image.memory + bytes_[size_t(v.direct)].at + at : nullptr;
+    t.grid = v.direct >= 0 ? &bytes_[size_t(v.direct)].grid : nullptr;
+    return t;
+}
+
+bool IntegerProgram::by_tokens(Image &image, int value, int threads) const {
+    const Value &v = values_[size_t(value)];
+    const Layer &layer = layers_[size_t(value)];
     const Conv &c = layer.c;
-    const int64_t pixels = v.height * v.width, row = v.width * v.channels;
-    IntegerTask t = {};
-    t.lines = last - first, t.tokens = int(v.width);
-    const uint8_t *corner = image.memory + b.at + (b.halo_y - c.pad_y) * b.line + (b.halo_x - c.pad_x) * b.pitch;
-    t.x = corner + first * c.stride_y * b.line, t.line = c.stride_y * b.line, t.pitch = c.stride_x * b.pitch;
-    if (layer.gathered) {
-        uint8_t *side =
-            static_cast<uint8_t *>(scratch(Scratch::quantised, (last - first) * v.width * layer.token + 2 * spare));
-        gather(layer, b, corner, first, last, side);
-        t.x = side, t.pitch = layer.token, t.line = layer.token * v.width;
+    const Step &step = image.steps[layer.bytes];
+    const int64_t size = (c.height + 2 * c.pad_y) * layer.line, pixels = v.pixels(), plane = c.height * c.width;
+    uint8_t *x = static_cast<uint8_t *>(scratch(Scratch::quantised, size + 64));
+    std::memset(x, step.zero, size_t(size));
+    const uint8_t *from = image.memory + bytes_[size_t(layer.bytes)].at;
+    for (int64_t p = 0; p < plane; ++p) {
+        uint8_t *to = x + (p / c.width + c.pad_y) * layer.line + (p % c.width + c.pad_x) * layer.pitch;
+        for (int64_t k = 0; k < c.channels; ++k) to[k] = from[k * plane + p];
     }
-    t.step = image.steps + layer.bytes, t.one_step = true, t.relu = layer.relu;
-    t.out_token = v.channels, t.out_line = row;
-    float *floats = nullptr;
-    if (v.floats)
-        floats = image.floats(v) + first * row;
-    else if (v.tensor >= 0)
-        floats = static_cast<float *>(scratch(Scratch::sums, (last - first) * row * int64_t(sizeof(float))));
-    const float *other = v.other >= 0 ? image.floats(values_[size_t(v.other)]) + first * row : nullptr;
-    t.other_token = v.channels, t.other_line = row;
-    uint8_t *bytes = nullptr;
-    if (v.direct >= 0) {
-        const Bytes &to = bytes_[size_t(v.direct)];
-        bytes = image.memory + to.at + (first + to.halo_y) * to.line + to.halo_x * to.pitch;
-        t.bytes_token = to.pitch, t.bytes_line = to.line, t.grid = &to.grid, t.wild = &wild;
-    }
-    for (int64_t g = 0; g < int64_t(layer.matrix->groups.size()); ++g) {
+    float *turned = static_cast<float *>(scratch(Scratch::sums, 2 * v.count() * int64_t(sizeof(float))));
+    parallel(threads, int64_t(layer.matrix->groups.size()), [&](int64_t g) {
+        IntegerTask t = {};
+        t.lines = v.height, t.tokens = int(v.width);
+        t.x = x, t.line = c.stride_y * layer.line, t.pitch = c.stride_x * layer.pitch;
+        t.step = &step, t.one_step = true;
+        t.out = turned + g * lanes, t.out_token = v.channels, t.out_line = v.width * v.channels;
         layer.matrix->take(g, layer.place.data(), layer.bias, t);
-        t.out = floats ? floats + g * lanes : nullptr;
-        t.other = other ? other + g * lanes : nullptr;
-        t.bytes = bytes ? bytes + g * lanes : nullptr;
         integers_.multiply(t);
-    }
-    if (v.tensor >= 0)
-        level_.from_tile(floats, v.channels, (last - first) * v.width, v.channels,
-                         image.tensor(v.tensor) + first * v.width, pixels);
+    });
+    float *out = image.floats(v) ? image.floats(v) : turned + v.count();
+    level_.from_tile(turned, v.channels, pixels, v.channels, out, pixels);
+    const float *other = v.other >= 0 ? image.floats(values_[size_t(v.other)]) : nullptr;
+    for (int64_t i = 0; other && i < v.count(); ++i) out[i] += other[i];
+    for (int64_t i = 0; layer.relu && i < v.count(); ++i) out[i] = out[i] < 0.0f ? 0.0f : out[i];
+    if (v.direct < 0) return false;
+    const Bytes &b = bytes_[size_t(v.direct)];
+    return !integers_.to_bytes(out, v.count(), b.grid, image.memory + b.at);
 }
 
 void IntegerProgram::convolve(Image &image, int value, int threads) const {
     const Value &v = values_[size_t(value)];
     const Layer &layer = layers_[size_t(value)];
-    const Bytes &b = bytes_[size_t(layer.bytes)];
-    const int64_t work = layer.matrix->count * 64 * v.height * v.width;
-    threads = useful_threads(threads, work, integer_work);
-    const int64_t inputs = layer.gathered ? v.width * layer.token : layer.c.stride_y * b.line;
-    const int64_t outputs = v.width * v.channels * int64_t(sizeof(float));
-    int64_t together = std::max<int64_t>(
-        1, std::min(inputs_at_hand / std::max<int64_t>(1, inputs), outputs_at_hand / std::max<int64_t>(1, outputs)));
-    if (threads > 1) together = std::max<int64_t>(1, std::min(together, v.height / (2 * threads)));
-    const int64_t tasks = (v.height + together - 1) / together;
-    std::atomic<bool> wild{false};
-    parallel(threads, tasks, [&](int64_t task) {
-        bool here = false;
-        lines(image, value, task * together, std::min(v.height, (task + 1) * together), here);
-        if (here) wild.store(true, std::memory_order_relaxed);
-    });
+    threads = useful_threads(threads, layer.matrix->count * 64 * v.pixels(), integer_work);
+    const bool wild = layer.rows ? by_planes(image, value, threads) : by_tokens(image, value, threads);
     if (v.direct < 0) return;
-    const Bytes &to = bytes_[size_t(v.direct)];
-    around(to, uint8_t(to.grid.step.zero), image.memory + to.at);
-    image.steps[v.direct] = wild.load() ? Step{std::numeric_limits<float>::quiet_NaN(), 0} : to.grid.step;
+    image.steps[v.direct] =
+        wild ? Step{std::numeric_limits<float>::quiet_NaN(), 0} : bytes_[size_t(v.direct)].grid.step;
 }
 
 void IntegerProgram::image(int64_t n, const std::vector<float *> &tensors, int threads) const {
-    const int64_t steps = round_up(int64_t(bytes_.size() * sizeof(Step)), 64);
-    uint8_t *memory = static_cast<uint8_t *>(scratch(Scratch::program, memory_ + steps + spare));
+    const int64_t steps = round_up(int64_t(bytes_.size() * sizeof(Step)) + spare_, 64);
+    uint8_t *memory = static_cast<uint8_t *>(scratch(Scratch::program, memory_ + steps));
     Image image = {memory + steps, reinterpret_cast<Step *>(memory), tensors, sizes_, n};
     for (size_t i = 0; i < values_.size(); ++i) {
         const Value &v = values_[i];
-        const int64_t pixels = v.height * v.width;
-        if (v.kind == Kind::input && v.floats)
-            level_.from_tile(image.tensor(v.tensor), pixels, v.channels, pixels, image.floats(v), v.channels);
         if (v.kind == Kind::conv) convolve(image, int(i), threads);
         if (v.kind == Kind::thin || v.kind == Kind::max_pool) {
             const Value &from = values_[size_t(v.in)];
-            (v.kind == Kind::thin ? thin_floats : pool_floats)(image.floats(from), from.width, from.channels, v.numbers,
-                                                               image.floats(v), v.height, v.width);
-            if (v.tensor >= 0)
-                level_.from_tile(image.floats(v), v.channels, pixels, v.channels, image.tensor(v.tensor), pixels);
+            (v.kind == Kind::thin ? thin_image : max_pool_image)({image.floats(from), {}, from.height, from.width},
+                                                                 from.channels, v.numbers,
+                                                                 {image.floats(v), {}, v.height, v.width});
         }
         for (int which : v.bytes)
             if (which != v.direct) make_bytes(image, int(i), which);

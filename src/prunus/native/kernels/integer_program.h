@@ -1,16 +1,16 @@
-// Convolutions with integer products, and runs of them: images as bytes, a pixel's channels side by side.
+// Convolutions with integer products, and runs of them: every value is planes, of floats, of bytes, or both.
 //
-// So a (tap, bank of 16 channels) of a pixel is sixteen bytes at a fixed distance, which is the table that the integer
-// kernel looks up: a row of pixels is to it what a few tokens of a linear layer are. The zeros around an image are the
-// byte that stands for zero. A layer writes its results as the bytes that the next one reads where their range is known
-// beforehand; otherwise as floats first, whose range over the image is then measured. What is added to a later sum, or
-// leaves the run, is kept in floats, so a run gives the same bits as its layers called one by one.
+// A convolution reads bytes and writes floats, or bytes where one other reads them over a range that is known
+// beforehand; otherwise the floats' range over the image is measured first. What is added to a later sum, or leaves the
+// run, is kept in floats, so a run gives the same bits as its layers called one by one. Where an image has too few pixels
+// for whole registers, its bytes are turned so that a pixel's channels stand side by side, and pixels are to the kernel of
+// linear layers what tokens are.
 #pragma once
 
 #include <memory>
 #include <vector>
 
-#include "integer.h"
+#include "integer_planes.h"
 #include "run.h"
 
 namespace prunus {
@@ -41,15 +41,12 @@ class IntegerProgram {
 
   private:
     enum class Kind { input, conv, thin, max_pool };
-    // A value as bytes: `halo` pixels around it, `pitch` bytes for a pixel.
+    // A value as planes of bytes.
     struct Bytes {
         int value;
         bool measured;  // over each image
-        bool tight;     // pixels without anything between them
         Grid grid;
-        int64_t pitch, halo_y, halo_x;
-        int64_t at = 0;  // in memory
-        int64_t line = 0, size = 0;
+        int64_t at;  // in memory
     };
     struct Value {
         Kind kind;
@@ -58,20 +55,23 @@ class IntegerProgram {
         int64_t numbers[4];
         int last;     // step that reads it last
         int tensor;   // where it leaves or enters the run; -1
-        bool floats;  // kept so, at:
+        bool floats;  // kept so between steps, at:
         int64_t at;
         std::vector<int> bytes;  // ways in which it is read
         int direct;              // the one its own step writes, or -1
+        int64_t pixels() const { return height * width; }
+        int64_t count() const { return channels * pixels(); }
     };
     struct Layer {
         std::shared_ptr<const IntegerMatrix> matrix;
         Conv c;
         int64_t bank;
         const float *bias;
-        bool relu, gathered;  // taps copied side by side, where a bank is wider than all channels
-        int bytes;            // what it reads
+        bool relu;
+        int bytes;                              // what it reads
+        std::shared_ptr<const PlaneRows> rows;  // null: pixels as tokens, whose banks lie at:
         std::vector<int32_t> place;
-        int64_t token;  // bytes of a pixel's inputs, where they are gathered
+        int64_t pitch, line;  // bytes from pixel to pixel and from row to row, then
     };
     struct Image;  // what is known of the image at hand
 
@@ -82,16 +82,17 @@ class IntegerProgram {
     std::vector<Bytes> bytes_;
     std::vector<int64_t> sizes_;  // floats of an image of each tensor
     int64_t memory_ = 0, work_ = 0;
+    int64_t spare_ = 64;  // bytes before and behind each piece of memory that may be read, or written behind
 
     void add(Kind, int64_t channels, int64_t height, int64_t width, int in, int other);
-    int64_t count(int value) const;
     void lay_out();
+    void arrange(Layer &);
     void image(int64_t n, const std::vector<float *> &tensors, int threads) const;
     void convolve(Image &, int value, int threads) const;
-    void lines(Image &, int value, int64_t first, int64_t last, bool &wild) const;
-    void gather(const Layer &, const Bytes &, const uint8_t *from, int64_t first, int64_t last, uint8_t *out) const;
+    bool by_planes(Image &, int value, int threads) const;
+    PlaneTask plane_task(const Image &, int value, int64_t row, int64_t first) const;
+    bool by_tokens(Image &, int value, int threads) const;
     void make_bytes(Image &, int value, int which) const;
-    void around(const Bytes &, uint8_t zero, uint8_t *at) const;
 };
 
 }  // namespace kernels
