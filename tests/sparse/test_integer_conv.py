@@ -381,3 +381,15 @@ def test_large_images_go_in_strips(level: str) -> None:
         packed, x, bias = geometry.pack(weight, 1, 16, torch.int8), torch.randn(1, 40, *size), torch.randn(17)
         found = run_conv2d(packed, geometry, x, bias, None, True)
         assert np.array_equal(found.numpy(), oracle(packed, geometry, x.numpy(), bias, None, True, None))
+
+
+def test_a_busy_moment_of_the_dense_layer_packs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Integers and float32 are timed one after the other, each beside the dense layer: the quicker of these counts."""
+    times = iter([Timing(9e-4, 6e-4, (1, 16, 8, 8)), Timing(4e-4, 5e-4, (1, 16, 8, 8))])
+    monkeypatch.setattr("prunus.sparse._compress.compare", lambda *_: next(times))
+    model = nn.Sequential(nn.Conv2d(16, 16, 3, padding=1)).eval()
+    prunus.prune(model, 0.75)
+    fast = prunus.compress(model, example=torch.randn(1, 16, 8, 8), activations=torch.int8)
+    (row,) = prunus.sparse.explain(fast)
+    assert row.format == "dense"
+    assert "slower" in row.why

@@ -41,7 +41,7 @@ from prunus.sparse._explain import make_row
 from prunus.sparse._foreign import Cast, PaddedConv2d
 from prunus.sparse._graph import batch_norm_pairs
 from prunus.sparse._integer import check_activations
-from prunus.sparse._measure import NOISE, Timing, compare, in_turn
+from prunus.sparse._measure import NOISE, Timing, beside, compare, in_turn
 from prunus.sparse._modules import PackedModule, check_order
 from prunus.sparse._packed import KINDS
 from prunus.sparse._plan import SparsePlan, StoredLayer, describe, install, plan_of
@@ -233,6 +233,11 @@ def _try_layers(
         packed = replacement(name, work, found, norm, options.dtype, **inputs)
         share_packed(packed, layer, norm, same)
         timing = _time(layer, norm, packed, shapes.get(name), sparsity, held - _bytes(layer), found)
+        plain, other = None, timing
+        if decision == "measured" and inputs.get("activations") is not None:
+            plain = replacement(name, work, found, norm, None, **inputs | {"activations": None, "span": None})
+            other = _time(layer, norm, plain, shapes.get(name), sparsity, held - _bytes(layer), found)
+            timing, other = beside(timing, other)
         sure = decision in ("always", "all") or timing.gains
         likely = sure or timing.may_gain
         rows = (
@@ -240,9 +245,7 @@ def _try_layers(
             make_row(name, layer, None, timing, why="" if likely else "its packed form is slower"),
         )
         one = _Tried(name, layer, packed, *rows, sure, likely, pairs.get(name, ""))
-        if decision == "measured" and inputs.get("activations") is not None:
-            plain = replacement(name, work, found, norm, None, **inputs | {"activations": None, "span": None})
-            other = _time(layer, norm, plain, shapes.get(name), sparsity, held - _bytes(layer), found)
+        if plain is not None:
             one = replace(one, plain=_in_float32(one, plain, timing, other))
         tried.append(one)
         if sure and options.spent is not None:
