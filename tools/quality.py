@@ -118,6 +118,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=600, help="length of the distillation")
     parser.add_argument("--work", type=Path, help="keep the state of a cell here, to go on with it")
     parser.add_argument("--keep", type=Path, help="write the pruned networks here, and judge those that are there")
+    parser.add_argument("--integers", action="store_true", help="add how those kept do in eight-bit integers")
     parser.add_argument("--again", action="store_true", help="measure rows anew that are there")
     parser.add_argument("--folder", type=Path, default=FOLDER)
     chosen = parser.parse_args()
@@ -133,9 +134,13 @@ def main() -> None:
         for pattern, sparsity in cells if method != "dense" else [("", 0.0)]:
             key = {"method": method, "pattern": pattern, "sparsity": sparsity}
             key |= {"steps": chosen.steps} if method.endswith("+distil") else {}
-            if any(key.items() <= row.items() for row in rows) and not chosen.again:
-                continue
+            old = next((row for row in rows if key.items() <= row.items()), None)
             place = chosen.keep and chosen.keep / f"{method}-{pattern.replace(':', '-')}-{sparsity:g}"
+            if chosen.integers and old and place and (place / COSTS).is_file():
+                old |= in_integers(kept(network.model, place)[0], network)
+                record(f"quality-{chosen.name}", rows, network.note, chosen.folder)
+            if chosen.integers or (old and not chosen.again):
+                continue
             if method == "dense":
                 model, row = network.model, {}
             elif place and (place / COSTS).is_file():
@@ -186,6 +191,13 @@ def timed(
         watcher.join()
     row = cost()
     return model, row if method == "reconstruct" else {"processor seconds": row["processor seconds"]}
+
+
+def in_integers(model: nn.Module, network: Network) -> dict[str, float]:
+    """How a pruned network does with eight-bit weights and activations in our kernels."""
+    example = next(iter(network.samples))
+    found = network.judge(prunus.compress(model, example=example, activations=torch.int8))
+    return {f"{name} in integers": value for name, value in found.items() if name != "spans"}
 
 
 COSTS = "costs.json"

@@ -270,7 +270,7 @@ def _language_model(method: str, sparsity: float) -> tuple[dict[str, Any], str, 
     row = own[0] if own else alike[0] | {"agreement": None, "agreement_low": None}
     rows = _evidence("quality-smollm2")
     key = {"method": "reconstruct", "pattern": pattern, "sparsity": sparsity}
-    (after,) = [other["perplexity"] for other in rows if key.items() <= other.items()]
+    (found,) = [other for other in rows if key.items() <= other.items()]
     (before,) = [other["perplexity"] for other in rows if other["method"] == "dense"]
     reading = [_pair(row, "faster_than_dense"), _pair(row, "faster_than_int8")]
     speeds = {other["what"]: other["tokens a second"] for other in _evidence("bench-sparse-decoding")}
@@ -280,7 +280,8 @@ def _language_model(method: str, sparsity: float) -> tuple[dict[str, Any], str, 
         kinds = (("float32", "F32"), ("int8", "Q8_0"))
         best = [max(speed for what, speed in others.items() if any(mark in what for mark in kind)) for kind in kinds]
         reading = [f"reading {text}, writing {_times(max(ours) / speed)}" for text, speed in zip(reading, best)]
-    told = f"{after:.1f}" if own else f"{after:.1f} (in float32)"
+    exact = f"{found['perplexity']:.1f} in float32"
+    told = f"{whole:.1f} ({exact})" if (whole := found.get("perplexity in integers")) else exact
     return row, f"{before:.1f}", told, reading
 
 

@@ -86,8 +86,8 @@ def record_trained(folder: Path) -> None:
         [json.loads(file.read_text()) for file in sorted(folder.glob("trained-*.json"))],
         "CIFAR-10, the whole test set. Trained with distillation from the original, all with the same batches, rate "
         "(cosine) and weight decay: windows of 20 and 24 pixels for nine tenths of the epochs (0.03 at most), whole "
-        "images for the rest (0.012 at most). For ResNet-56 this is the second of two tries, chosen after the first was "
-        "judged on the same images: with whole images at the falling rate of the windows ours had 91.64 %, "
+        "images for the rest (0.012 at most). For ResNet-56 this is the second of two tries, chosen after the first "
+        "was judged on the same images: with whole images at the falling rate of the windows ours had 91.64 %, "
         "Torch-Pruning 90.91 %. ResNet-20 was trained once.",
     )
 
