@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 
 import pytest
 import torch
@@ -171,6 +172,23 @@ def test_own_forwards_are_packed_where_they_are_one_product(tmp_path) -> None:
     torch.testing.assert_close(fast[0].weight + 0, model[0].weight)
     save(fast, tmp_path / "own")
     assert torch.equal(load(tmp_path / "own", model)(x), fast(x))
+
+
+@pytest.mark.parametrize("fuse", [False, True])
+def test_batch_norms_fold_into_convolutions_of_other_classes(tmp_path: Path, fuse: bool) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(SamePadding(16, 32, 3, stride=2), nn.BatchNorm2d(32), nn.ReLU(), SizedPadding(32, 16, 3))
+    model.append(nn.BatchNorm2d(16)).train()(torch.randn(8, 16, 10, 10))  # statistics of its own
+    model.eval()
+    prunus.prune(model, 0.75)
+    x = torch.randn(2, 16, 10, 10)
+    fast = prunus.compress(model, example=x, select="always", fuse=fuse)
+    norms = [name for name, module in fast.named_modules() if isinstance(module, nn.BatchNorm2d)]
+    assert norms == ["4"]  # the last one follows a convolution that stays dense
+    with torch.no_grad():
+        torch.testing.assert_close(fast(x), model(x), rtol=1e-4, atol=1e-4)
+        save(fast, tmp_path / "folded")
+        assert torch.equal(load(tmp_path / "folded", model)(x), fast(x))
 
 
 @pytest.mark.prove

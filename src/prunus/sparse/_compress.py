@@ -201,7 +201,7 @@ def _try_layers(
     """Pack every layer that has enough zeros, and time it against the dense one."""
     layers = found.layers
     wanted = _wanted(options.select, layers)
-    pairs = batch_norm_pairs(work)
+    pairs = batch_norm_pairs(work, layers)
     orders = _orders(options.permutations, layers)
     held, tried = _bytes(work), list[_Tried]()
     same: dict[Any, nn.Module] = {}

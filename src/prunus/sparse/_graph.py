@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import operator
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, ClassVar
 
 import torch
@@ -25,24 +25,25 @@ _RELU_FUNCTIONS = (functional.relu, torch.relu, torch.relu_)
 _ADD_FUNCTIONS = (operator.add, operator.iadd, torch.add)
 
 
-def trace(model: nn.Module) -> fx.Graph | None:
+def trace(model: nn.Module, leaves: tuple[type, ...] = ()) -> fx.Graph | None:
     """The model's graph, or None where it has hooks or its control flow depends on data."""
     try:
-        return graphs.trace(model, leaves=(PackedModule,))
+        return graphs.trace(model, leaves=(PackedModule, *leaves))
     except BadInput:
         return None
 
 
-def batch_norm_pairs(model: nn.Module) -> dict[str, str]:
-    """Convolution -> the batch norm that alone reads it, both called once; empty where the model cannot be traced."""
-    graph = trace(model)
+def batch_norm_pairs(model: nn.Module, layers: Collection[str]) -> dict[str, str]:
+    """Convolution of `layers` -> the batch norm that alone reads it, both called once; empty without a trace."""
+    graph = trace(model, leaves=(nn.Conv2d,))  # classes of their own, too
     if graph is None:
         return {}
     modules = dict(model.named_modules())
     calls = Counter(node.target for node in graph.nodes if node.op == "call_module")
     pairs = {}
     for node in graph.nodes:
-        if node.op != "call_module" or type(modules[node.target]) is not nn.Conv2d or len(node.users) != 1:
+        conv = node.op == "call_module" and isinstance(modules[node.target], nn.Conv2d) and node.target in layers
+        if not conv or len(node.users) != 1:
             continue
         user = next(iter(node.users))
         norm = modules.get(str(user.target)) if user.op == "call_module" else None
