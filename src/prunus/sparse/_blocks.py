@@ -230,7 +230,7 @@ def _mask(mask: Any) -> Any:
         if mask.shape[axis] > 1 and mask.stride(axis) == 0:  # the same for all
             mask = mask.narrow(axis, 0, 1)
     if mask.dtype == torch.bool:
-        mask = torch.zeros(mask.shape).masked_fill_(~mask, torch.finfo(torch.float32).min)
+        mask = torch.zeros(mask.shape).masked_fill_(~mask, -torch.inf)
     return mask.contiguous() if mask.dtype == torch.float32 else False
 
 

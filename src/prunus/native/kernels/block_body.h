@@ -133,6 +133,10 @@ inline float soften(float *scores, int64_t seen, int64_t padded) {
     for (int64_t j = W; j < padded; j += W) most = larger(most, load(scores + j));
     float top = most[0];
     for (int i = 1; i < W; ++i) top = most[i] > top ? most[i] : top;
+    if (top == lowest) {  // nothing is seen: zeros, as torch has it
+        std::fill(scores, scores + padded, 0.0f);
+        return 0.0f;
+    }
     vec sum = {};
     for (int64_t j = 0; j < padded; j += W) {
         const vec e = exponential(load(scores + j) - top);
