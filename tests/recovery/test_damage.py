@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -42,13 +43,36 @@ def test_layers_with_the_same_inputs_may_be_units_of_their_own() -> None:
     assert set(masks) == {"loud.weight", "quiet.weight"}
 
 
-def test_the_curve_meets_what_pruning_the_layer_alone_costs() -> None:
+@pytest.mark.parametrize("place", [1, 2])
+def test_the_curve_meets_what_pruning_the_layer_alone_costs(place: int) -> None:
     torch.manual_seed(0)
     model, data = Branches().eval(), torch.randn(128, 32)
     grid = (0.25, 0.5, 0.75)
     found = prunus.recovery.measure_damage(model, data, "unstructured", samples=128, grid=grid)
     with torch.no_grad():
         dense = model(data)
-        prunus.reconstruct(model, 0.5, data, pattern="unstructured", exclude=("quiet",), samples=128)
+        prunus.reconstruct(model, grid[place], data, pattern="unstructured", exclude=("quiet",), samples=128)
         lost = float((model(data) - dense).square().mean() / dense.var())
-    assert 0.5 * lost < found.curves["loud.weight"][1] < 2 * lost
+    assert 0.5 * lost < found.curves["loud.weight"][place] < 2 * lost
+
+
+class Steep(nn.Module):
+    """What errors of the first layer cost is not in proportion to them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(32, 32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.first(x).pow(5)
+
+
+def test_the_cost_of_large_errors_is_measured_and_not_taken_from_small_ones() -> None:
+    torch.manual_seed(0)
+    model, data, grid = Steep().eval(), torch.randn(512, 32), (0.3, 0.6, 0.9)
+    found = prunus.recovery.measure_damage(model, data, "unstructured", samples=512, grid=grid).curves["first.weight"]
+    with torch.no_grad():
+        dense = model(data)
+        prunus.reconstruct(model, 0.9, data, pattern="unstructured", samples=512)
+        lost = float((model(data) - dense).square().mean() / dense.var())
+    assert 0.8 * lost < found[2] < 1.25 * lost

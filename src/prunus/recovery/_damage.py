@@ -1,13 +1,15 @@
 """Allocation by damage: more zeros where they change the network's output least.
 
 Every layer's output error is measured at several sparsities, on the dense network's own inputs and after the
-least-squares fit. At one of them the layer alone is pruned and the network runs to its end: what its output loses says
-how much this layer's error counts. The sparsities then minimise the sum of these losses for the zeros asked for: layers
-that can give more or less all have the same slope, loss per weight (a Lagrange multiplier, found by bisection).
+least-squares fit. At two of them, the middle and the highest, the layer alone is pruned and the network runs to its
+end: what its output loses says how much this layer's error counts, and how much more a large one does (a power law
+through both). The sparsities then minimise the sum of these losses for the zeros asked for: layers that can give more
+or less all have the same slope, loss per weight (a Lagrange multiplier, found by bisection).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -117,11 +119,25 @@ def _curves(
                 norm = model.get_submodule(stage.norms[name]) if name in stage.norms else None
                 trials = _trials(weights[name], moments, norm, choices, damping)
                 place = max(len(trials) // 2, next((at for at, trial in enumerate(trials) if trial[0] > 0), 0))
-                error, values = trials[place]
-                lost = _lost(walk, weights[name], values, moments, norm, ends, keeps)
-                found[name] = [part * lost / error if error > 0 else 0.0 for part, _ in trials]
+                known = [
+                    (error, _lost(walk, weights[name], values, moments, norm, ends, keeps))
+                    for error, values in (trials[place], trials[-1])
+                ]
+                found[name] = _through([error for error, _ in trials], *known)
         walk.advance()
     return {name: found[name] for name in weights}
+
+
+def _through(found: Sequence[float], low: tuple[float, float], high: tuple[float, float]) -> list[float]:
+    """Losses at the errors `found`, by the power law through two pairs (error, loss); 0 where there is no error.
+
+    A layer whose error is averaged out as long as it is small may cost much more when it is large.
+    """
+    (less, mild), (more, grave) = low, high
+    if not less or not mild:
+        return [error * (grave / more if more else 0.0) for error in found]
+    power = math.log(grave / mild) / math.log(more / less) if more > less and grave > 0 else 1.0
+    return [mild * (error / less) ** min(4.0, max(0.5, power)) if error > 0 else 0.0 for error in found]
 
 
 def _trials(
