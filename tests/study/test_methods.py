@@ -74,11 +74,14 @@ def test_every_method_gives_a_network_with_the_zeros_asked_for(method: str, tmp_
 
 @pytest.mark.parametrize("method", ["shrink", "shrink+distil"])
 def test_a_shrunk_network_is_timed_as_it_is(method: str, tmp_path: Path) -> None:
-    (cell,) = tiny(method=(method,), pattern=("channels",), settings={"held_out": 50, "sensitivity": 0})
+    (cell,) = tiny(method=(method,), pattern=("channels",), settings={"held_out": 50, "sensitivity": 0, "peers": True})
     run_study([cell], tmp_path, engine=Here())
     with Store(tmp_path) as store:
         (result,) = store.results()
     assert result.error is None
+    assert result.record["faster_than_int8"] > 0
+    assert result.record["speedup_integers"] > 0, "in an engine that runs any network in int8"
+    assert 0 < result.record["quality_integers"] <= 1
     assert result.row["bytes"] < result.row["bytes_dense"]
     assert result.record["making"]["multiply_adds"] <= 0.5
     assert result.row["speedup"] > 0

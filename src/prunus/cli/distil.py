@@ -10,14 +10,12 @@ from cyclopts import Parameter
 from prunus.cli._inputs import Metric, data_pair
 from prunus.cli._training import Place, configure, show_run, training_flags
 from prunus.cli.options import Data, DataDir, Json, Model, Seed
-from prunus.settings.training import FitConfig
-
-BASE = FitConfig(optimizer="adamw", lr=5e-4, weight_decay=0.0, batch_size=32)
+from prunus.settings.training import DISTILLING
 
 if TYPE_CHECKING:
     Flags = Any
 else:
-    Flags = training_flags(BASE)
+    Flags = training_flags(DISTILLING)
 
 
 def distil(
@@ -67,7 +65,7 @@ def distil(
     student = resolve(model, str(weights))
     torch.manual_seed(seed)
     original = resolve(model, str(teacher) if teacher else None).eval()
-    config, folder = configure(BASE, flags, place, seed, json)
+    config, folder = configure(DISTILLING, flags, place, seed, json)
     train, test = data_pair(data, data_dir, model)
     before = quality(student, test, metric, "before")
     held = None if masks is None else Masks.load(masks)

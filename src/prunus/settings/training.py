@@ -314,3 +314,7 @@ def _plain(value: Any) -> Any:
     if callable(value):
         return f"{getattr(value, '__module__', '?')}.{getattr(value, '__qualname__', type(value).__qualname__)}"
     return value
+
+
+DISTILLING = FitConfig(optimizer="adamw", lr=5e-4, weight_decay=0.0, batch_size=32, clip=1.0)
+"""How `distil` trains unless told otherwise. Without a limit on gradients a network that lost much may diverge."""

@@ -121,10 +121,11 @@ def make(cell: Cell, dense: nn.Module, train: Any) -> Made:
         "shrink": _shrink,
     }[first](cell, dense, train)
     if distilled:
+        from prunus.settings.training import DISTILLING
         from prunus.training import distil
 
         length = cell.settings.distil
-        config = _config(cell, cell.settings.finetune_lr, salt=2)
+        config = _config(cell, cell.settings.finetune_lr, salt=2).replace(clip=DISTILLING.clip)
         masks = None if made.smaller else made.masks
         distil(made.model, dense, train, length=length, masks=masks, config=config)
     made.model.eval()

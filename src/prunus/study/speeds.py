@@ -69,9 +69,21 @@ def compressed(
 def shrunk(
     cell: Cell, base: Mapping[str, Any], dense: nn.Module, small: nn.Module, test: Any, layers: list[dict[str, Any]]
 ) -> dict[str, Any]:
-    """A smaller ordinary network runs as it is: its bytes, and its time on one batch against the dense one."""
-    size = stored_bytes(small)
-    return {"bytes": size, "bytes_memory": size, **_times(cell.settings, base, dense, {"": small}, test)}
+    """A smaller ordinary network runs as it is, in any engine: its bytes, and its times against the dense one's."""
+    size, settings = stored_bytes(small), cell.settings
+    record = {"bytes": size, "bytes_memory": size, **_times(settings, base, dense, {"": small}, test)}
+    if not settings.peers:
+        return record
+    rows = time_peers(cell, small, test)
+    for suffix, batch in _batches(settings):
+        in_torch, speeds = record[f"speedup{suffix}"], dict[str, float]()
+        for name, kind in (("", "dense"), ("_integers", "int8")):
+            faster = _fastest(rows, kind, batch)
+            if faster is not None:
+                speeds[f"speedup{name}{suffix}"] = in_torch * faster
+        record |= speeds | _against(base, max(speeds.values()), suffix, batch)
+    rounded = _int8_quality(cell, small, rows, test)
+    return record | ({"quality_integers": rounded["quality_int8"]} if rounded else {})
 
 
 def _packed(pruned: nn.Module, example: Inputs, **options: Any) -> nn.Module:
@@ -103,11 +115,14 @@ def _times(
             best = max(best, faster)
         if not suffix:
             record |= {"time_dense_us": 1e6 * median(samples["dense"]), "time_us": 1e6 * median(samples["packed"])}
-        for kind in ("dense", "int8"):
-            rival = _fastest(base.get("peers") or [], kind, batch)
-            if rival is not None:
-                record[f"faster_than_{kind}{suffix}"] = best / rival
+        record |= _against(base, best, suffix, batch)
     return record
+
+
+def _against(base: Mapping[str, Any], faster: float, suffix: str, batch: int) -> dict[str, float]:
+    """What is `faster` than dense torch, against the fastest dense engine of each kind."""
+    rivals = {kind: _fastest(base.get("peers") or [], kind, batch) for kind in ("dense", "int8")}
+    return {f"faster_than_{kind}{suffix}": faster / rival for kind, rival in rivals.items() if rival is not None}
 
 
 def _batches(settings: Settings) -> list[tuple[str, int]]:

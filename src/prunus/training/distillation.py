@@ -17,7 +17,7 @@ from prunus.adapters import Batch, as_batch, batches, call, main_output
 from prunus.contract import Duration, Masks
 from prunus.errors import BadInput
 from prunus.layers import prunable_weights
-from prunus.settings.training import FitConfig
+from prunus.settings.training import DISTILLING, FitConfig
 from prunus.training.batches import Prepared, check_finite, in_order, reader
 from prunus.training.history import History
 from prunus.training.loop import Run
@@ -92,7 +92,7 @@ def distil(
         True
     """
     config, options = (
-        config or FitConfig(optimizer="adamw", lr=5e-4, weight_decay=0.0, batch_size=32),
+        config or DISTILLING,
         options or DistilOptions(),
     )
     _require_alike(student, teacher)
