@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import copy
+import gc
 import random
 import subprocess
 import sys
+import weakref
 from collections.abc import Callable
 
 import pytest
@@ -14,6 +17,7 @@ from torch import Tensor, nn
 import prunus
 from prunus.errors import BadInput
 from prunus.sparse import compress
+from prunus.sparse._copies import sharing
 from prunus.sparse._modules import PackedModule
 from prunus.sparse._packed import kernels, pack
 from support import scale
@@ -129,6 +133,7 @@ OUT_OF_MEMORY = """
 import resource, torch, prunus
 from torch import nn
 from prunus.sparse import compress
+from prunus.sparse._copies import sharing
 torch.manual_seed(0)
 torch.set_num_threads(4)
 model = nn.Sequential(nn.Conv2d(64, 64, 3, padding=1)).eval()
@@ -159,3 +164,45 @@ def test_running_out_of_memory_is_an_error_and_the_pool_works_on() -> None:
     done = subprocess.run([sys.executable, "-c", OUT_OF_MEMORY], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
     assert int(done.stdout.split()[1]) >= 1
+
+
+def test_a_layer_called_again_sees_what_was_changed() -> None:
+    """From its second call on one native question replaces all others: every change must still be seen."""
+    torch.manual_seed(0)
+    dense = nn.Linear(64, 48)
+    prunus.prune(dense, 0.75, pattern="balanced:16")
+    layer, x = prunus.sparse.BalancedLinear.from_dense(dense), torch.randn(3, 64)
+    with torch.no_grad():
+        plain = [layer(x) for _ in range(3)][-1]
+        assert layer._quick is not None
+        other = sharing(layer)
+        other.relu = True
+        assert torch.equal(other(x), plain.relu())  # a copy is not the layer it was made from
+        assert torch.equal(layer(x), plain)
+        layer.relu = True
+        assert torch.equal(layer(x), plain.relu())
+        layer.relu = False
+        layer.bias.data = layer.bias.data + 1.0
+        torch.testing.assert_close(layer(x), plain + 1.0)
+        layer.values = layer.values * 2.0
+        torch.testing.assert_close(layer(x), 2.0 * (plain - dense.bias) + dense.bias + 1.0, rtol=1e-5, atol=1e-5)
+        assert torch.equal(layer(x.double().float().t().contiguous().t()), layer(x))
+        with pytest.raises(BadInput):
+            layer(x[:, :60])
+        assert torch.equal(copy.deepcopy(layer)(x), layer(x))
+    x.requires_grad_()
+    layer(x).sum().backward()
+    assert x.grad is not None
+
+
+def test_a_layer_called_again_can_be_freed() -> None:
+    dense = nn.Linear(64, 48)
+    prunus.prune(dense, 0.75)
+    layer = prunus.sparse.BalancedLinear.from_dense(dense)
+    with torch.no_grad():
+        for _ in range(3):
+            layer(torch.randn(1, 64))
+    gone = weakref.ref(layer)
+    del layer
+    gc.collect()
+    assert gone() is None

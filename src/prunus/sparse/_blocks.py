@@ -16,8 +16,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from prunus.sparse._modules import BalancedLinear, PackedModule, watch_packed, watched
+from prunus.sparse._modules import BalancedLinear, PackedModule, watched
 from prunus.sparse._packed import kernels
+from prunus.sparse._quick import watch_packed
 
 ENCODERS = ("BertLayer", "RobertaLayer", "XLMRobertaLayer", "ElectraLayer", "CamembertLayer", "MPNetLayer")
 DECODERS = ("LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer")

@@ -13,6 +13,7 @@ from prunus.sparse import _integer_ops, _ops
 from prunus.sparse._geometry import ConvGeometry
 from prunus.sparse._integer import Span, check_activations, check_integer
 from prunus.sparse._packed import Packed, pack
+from prunus.sparse._quick import QuickLinear
 from prunus.sparse._weight import PackedWeight
 
 _FIELDS = ("values", "index", "schedule", "starts", "scale")
@@ -77,6 +78,7 @@ class PackedModule(nn.Module):
         self._view: Packed | None = None
         self._where = (0, 0, 0)
         self._ends: tuple[Any, Span] | None = None
+        self._quick: QuickLinear | None = None
         if span is not None and not span.is_meta:
             self.ends()
 
@@ -147,7 +149,7 @@ class PackedModule(nn.Module):
         return not (x.requires_grad or (bias is not None and bias.requires_grad))
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_view": None}  # the view holds addresses of this object's tensors
+        return {**self.__dict__, "_view": None, "_quick": None}  # these hold addresses of this object's tensors
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         if fn(torch.empty(1, dtype=torch.float32)).dtype != torch.float32:
@@ -177,23 +179,6 @@ class PackedModule(nn.Module):
                 raise BadInput(f"The state for {prefix.rstrip('.')!r} does not fit this layer: {wrong}.")
         super()._load_from_state_dict(state_dict, prefix, *rest)
         self._view = None
-
-
-def watch_packed(module: PackedModule) -> tuple[list[tuple[Any, ...]], list[Any]]:
-    """What a native run of a packed layer depends on: entries of its dictionaries and its hooks.
-
-    An entry is (dictionary, name, value, whether it is a tensor that is read where it lies). Integer products read
-    weights of their own, so there those are the bias and the span alone.
-    """
-    _ = module.packed  # a view that was thrown away is made anew first
-    own = module.__dict__
-    entries: list[tuple[Any, ...]] = [
-        (own, name, own[name], False) for name in ("relu", "geometry", "activations", "_view") if name in own
-    ]
-    entries += [(module._parameters, name, value, value is not None) for name, value in module._parameters.items()]
-    for name, value in module._buffers.items():
-        entries.append((module._buffers, name, value, value is not None and (name == "span" or not module.integer)))
-    return entries, [module._forward_hooks, module._forward_pre_hooks]
 
 
 class BalancedLinear(PackedModule):
@@ -280,6 +265,12 @@ class BalancedLinear(PackedModule):
         Returns:
             (..., out_features), float32.
         """
+        quick = self._quick
+        plain = type(input) is Tensor and not torch.is_grad_enabled() and not watched()
+        if plain and quick is not None and quick.fits(self):
+            out = quick(input)
+            if out is not None:
+                return out
         order, x = self._buffers["permutation"], uncast(input)
         if order is not None:
             x = x.index_select(-1, order)
@@ -288,6 +279,8 @@ class BalancedLinear(PackedModule):
             if ends is not None:
                 return _integer_ops.run_linear(self.packed, x, self._parameters["bias"], self.relu, ends)
             choice = _ops.INTEGER if self.integer else _ops.AUTOMATIC
+            if order is None and self.packed.layer is not None and not (quick is not None and quick.fits(self)):
+                self._quick = QuickLinear(self, choice)
             return _ops.run_linear(self.packed, x, self._parameters["bias"], self.relu, choice)
         if not torch.compiler.is_compiling() and transformed():
             return _ops.dense_linear(self.packed, x, self.bias, self.relu)

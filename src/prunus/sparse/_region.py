@@ -19,9 +19,10 @@ from torch import Tensor, fx, nn
 from torch.nn import functional
 
 from prunus.sparse._integer_ops import add_conv
-from prunus.sparse._modules import SparseConv2d, uncast, watch_packed
+from prunus.sparse._modules import SparseConv2d, uncast
 from prunus.sparse._ops import check_bias
 from prunus.sparse._packed import Packed, kernels
+from prunus.sparse._quick import watch_packed
 
 Shape = tuple[int, ...]  # of one image: channels, height, width
 _SIZES = 16  # sizes of image for which a region stays laid out

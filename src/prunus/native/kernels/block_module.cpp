@@ -315,6 +315,31 @@ struct Watch {
     }
 };
 
+// A watch may hold the very module that holds it: Python must be able to see that, to free both.
+int visit_watch(PyObject *self, visitproc visit, void *arg) {
+    Py_VISIT(Py_TYPE(self));
+    if (!nb::inst_ready(self)) return 0;
+    const Watch &watch = *nb::inst_ptr<Watch>(self);
+    for (const Watch::One &one : watch.all) {
+        Py_VISIT(one.holder.ptr());
+        Py_VISIT(one.value.ptr());
+    }
+    for (const nb::object &one : watch.hooks) Py_VISIT(one.ptr());
+    return 0;
+}
+
+int clear_watch(PyObject *self) {
+    Watch &watch = *nb::inst_ptr<Watch>(self);
+    watch.places.clear(), watch.stamps.clear();
+    const std::vector<Watch::One> all = std::move(watch.all);  // emptied before anything is freed
+    const std::vector<nb::object> hooks = std::move(watch.hooks);
+    return 0;
+}
+
+PyType_Slot watch_slots[] = {{Py_tp_traverse, reinterpret_cast<void *>(visit_watch)},
+                             {Py_tp_clear, reinterpret_cast<void *>(clear_watch)},
+                             {0, nullptr}};
+
 // One layer of an LSTM (with c) or a GRU, in one direction. h and c are changed to the last state, and the columns of `out`
 // (steps x batch x at least hidden) from the first one on receive every h. False, and nothing done, where the caller
 // must look closer.
@@ -362,7 +387,7 @@ void bind_block(nb::module_ &m) {
         .def("project", &BlockRun::project_on, nb::arg(), nb::arg().none(), nb::arg().none(), nb::arg())
         .def("attend", &BlockRun::attend_on, nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg().none(), nb::arg(),
              nb::arg());
-    nb::class_<Watch>(m, "Watch")
+    nb::class_<Watch>(m, "Watch", nb::type_slots(watch_slots))
         .def(nb::init<const std::vector<nb::tuple> &, const std::vector<nb::object> &>())
         .def("same", &Watch::same);
     m.def("extend_all", &extend_all);
