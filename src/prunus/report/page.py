@@ -152,7 +152,8 @@ def _panel(panel: Panel) -> dict[str, Any]:
 def _cards(panel: Panel) -> list[tuple[str, str, str]]:
     """The few numbers at the top: what, value, beside it."""
     group = words.best(panel)
-    if group is None or group.told is None:
+    told = None if group is None else group.told
+    if group is None or told is None:
         return []
     metric, cards = panel.metric, []
     agreement, proved, bound = group.mean("agreement"), group.mean("labels_proved"), group.mean("bound")
@@ -163,7 +164,9 @@ def _cards(panel: Panel) -> list[tuple[str, str, str]]:
     if int8 is not None:
         cards.append(("against dense int8", _times(int8), _two(group, "faster_than_int8")))
     beside = f"dense {metric.show(panel.dense or 0)}" + ("" if other is None else f", int8 {metric.show(other)}")
-    cards.append((metric.name, metric.spread(group.told), beside))
+    if told.deviation is not None:
+        beside = f"± {metric.show(told.deviation)} over {told.count} seeds; {beside}"
+    cards.append((metric.name, metric.show(told.value), beside))
     if group.faster is not None:
         before, rival = group.mean("time_dense_us") or 0, group.mean("faster_than_dense")
         took = f"{_time(before / group.faster)}, dense in torch {_time(before)}"
