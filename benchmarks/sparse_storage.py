@@ -5,8 +5,8 @@ compute in float32. "times F.linear" and "times best dense" say how many times f
 than the fastest of F.linear, oneDNN and MKL with packed weights, ONNX Runtime and OpenVINO, interleaved; "times
 float32" than our float32 on the same mask: below one, smaller storage costs time. "times float32 of 11-16" compares
 with our float32 kernels of 2026-11-16: how many times faster than F.linear it is now over how many times those were
-(4.75, 9.27, 6.73 and 6.01 at batch 1, 8, 64 and 256); that is a ratio of ratios of two days. "error" is relative, against float32 with the same weights;
-"bytes" are those of the packed weight; "load" is the machine's load average.
+(4.75, 9.27, 6.73 and 6.01 at batch 1, 8, 64 and 256); that is a ratio of ratios of two days. "error" is relative,
+against float32 with the same weights; "bytes" are those of the packed weight; "load" is the machine's load average.
 """
 
 from __future__ import annotations
