@@ -47,3 +47,9 @@ def test_arrays_broadcast_and_numbers_stay_numbers() -> None:
     assert area(np.array([])).shape == (0,)  # type: ignore[attr-defined, arg-type]
     assert area.__doc__ == "A rectangle."
     assert len(calls) == 3 + 6
+
+
+def test_a_number_for_each_of_a_million_layers_at_most() -> None:
+    assert len(numbers.per_layer("norms", 2.0, 10**6)) == 10**6
+    with pytest.raises(BadInput, match="layers"):
+        numbers.per_layer("norms", 2.0, 10**6 + 1)

@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 
 from prunus.errors import BadInput, UnknownName
+from prunus.papers.index import _check_kind
 from prunus.theory import Case, Claim, claims
 
 STATUSES = {"right", "sloppy", "misprint", "wrong", "added"}
@@ -81,3 +82,9 @@ def test_defaults_of_a_case():
 
 def test_the_index_shows_its_size():
     assert repr(claims) == f"<{len(claims)} claims: {', '.join(list(claims)[:4])}, ...>"
+
+
+def test_an_argument_that_is_left_out_has_no_kind() -> None:
+    _check_kind("half", None, "int: neurons for each coordinate")
+    with pytest.raises(BadInput, match="half must be a number"):
+        _check_kind("half", "many", "int: neurons for each coordinate")

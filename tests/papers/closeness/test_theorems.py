@@ -45,6 +45,7 @@ def test_every_claim_is_checked() -> None:
 def test_printed_forms_differ_where_the_ledger_says_so() -> None:
     assert c.pruned_from_density_printed(1000, 0.1) == 100 != c.pruned_from_density(1000, 0.1)
     assert c.no_repeat_probability_printed(4, 2)["probability"] == pytest.approx(0.25)
+    assert c.no_repeat_probability_printed(4, 0)["probability"] == pytest.approx(4.0)
     assert c.no_repeat_probability_printed(4, 3)["log_probability"] == pytest.approx(-2 * math.log(4))
     assert c.no_repeat_probability(4, 2)["probability"] == pytest.approx(0.75)
     shares = c.global_threshold([100, 100], [1.0, 3.0], 0.5)["shares"]

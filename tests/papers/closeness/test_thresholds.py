@@ -163,3 +163,17 @@ def test_distribution_is_monotone(n: int, share: float, x: float) -> None:
 def test_first_order_means() -> None:
     assert o.small_order_mean(99, 2, 3.0) == pytest.approx(3 * math.sqrt(math.pi / 2) * 0.02)
     assert o.small_order_mean_general(100, 2, 4.0) == 0.005
+
+
+@pytest.mark.parametrize(
+    ("sparsity", "quantile"),  # the quantiles with forty digits by mpmath, rounded
+    [
+        (1e-18, 1.2533141373155003e-18),
+        (0.3, 0.3853204664075676),
+        (0.7, 1.0364333894937894),
+        (1.0 - 1e-12, 7.130509892879273),
+    ],
+)
+def test_a_global_threshold_keeps_its_digits_in_both_tails(sparsity: float, quantile: float) -> None:
+    """One layer of standard normal weights: the threshold is a quantile."""
+    assert o.global_threshold([1000], [1.0], sparsity)["threshold"] == pytest.approx(quantile, rel=1e-9, abs=0.0)

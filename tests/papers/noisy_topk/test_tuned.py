@@ -31,6 +31,8 @@ def test_bytes_sent() -> None:
     # 100 indices of 10 bits are 125 bytes, as is a bit for each of 1,000 coordinates
     assert bytes_sent(replace(base, method="noisy-top-k"), d) == 10 * (400 + 125)
     assert bytes_sent(replace(base, method="two-level", k=0.01), d) == 10 * (40 + 13)
+    # where many are kept, a bit for each coordinate is shorter than a list
+    assert bytes_sent(replace(base, method="noisy-top-k", k=0.3), d) == 10 * (1200 + 125)
 
 
 @pytest.mark.data
