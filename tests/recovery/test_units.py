@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+import pytest
 import torch
 from torch import Tensor, nn
 
 import prunus
-from prunus.adapters import as_batch
+from prunus.adapters import Batch, as_batch
+from prunus.layers import Weight
+from prunus.recovery import _reconstruct
 from prunus.recovery._moments import _add_square
-from prunus.recovery._units import UnitWalk
+from prunus.recovery._units import UnitWalk, divide
 
 
 class _Counted(nn.Linear):
@@ -107,3 +112,31 @@ def test_layers_that_two_samples_do_not_reach_are_found_by_the_whole_batch() -> 
     batches = [{"x": lines, "bias": torch.zeros(4)} for lines in data.split(4)]
     masks = prunus.reconstruct(model, 0.5, batches, pattern="unstructured", samples=64)
     assert set(masks) == {"first.weight", "second.weight"}
+
+
+class _Twice(nn.Module):
+    """Runs its second layer once on a few samples, twice on more."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.second(self.first(x))
+        return x if len(x) < 3 else self.second(x)
+
+
+def test_a_model_that_runs_otherwise_on_two_samples_is_divided_by_the_whole_batch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen: list[int] = []
+
+    def watched(model: nn.Module, weights: Mapping[str, Weight], batch: Batch) -> list[str]:
+        seen.append(batch.size)
+        return divide(model, weights, batch)
+
+    monkeypatch.setattr(_reconstruct, "divide", watched)
+    prunus.reconstruct(_Twice(), 0.25, torch.randn(64, 8), pattern="unstructured", samples=64)
+    prunus.reconstruct(nn.Sequential(nn.Linear(8, 8)), 0.25, torch.randn(64, 8), pattern="unstructured", samples=64)
+    assert seen[0] > 2
+    assert seen[1] == 2

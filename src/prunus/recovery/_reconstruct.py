@@ -300,10 +300,9 @@ class _Reconstruction:
         batch = self.calibration[0]
         self.keeps = [_real_positions(each) for each in self.calibration]
         trim()  # what the plan was made with
-        try:
-            units, stages, counts = self._divide(head(batch, 2))  # the logits of a language model are large
-        except Exception:  # they need not reach every layer, and a model may ask for whole batches
-            units, stages, counts = self._divide(batch)
+        counts = runs(self.dense, batch)
+        trim()
+        units, stages = self._divide(self._few(batch, counts))
         memory = self.options.memory / 2
         self.old = UnitWalk(self.dense, units, self.calibration, memory, fixed=True)
         self.new = UnitWalk(self.work, units, self.calibration, memory)
@@ -317,13 +316,22 @@ class _Reconstruction:
             self.new.advance()
         self._remark()
 
-    def _divide(self, batch: Batch) -> tuple[list[str], list[Stage], dict[str, int]]:
-        """The units and stages of the dense network and how often each module runs, found by running it on a batch."""
+    def _few(self, batch: Batch, counts: dict[str, int]) -> Batch:
+        """Two samples, if the model runs on them as on the batch: the logits of a language model are large."""
+        few = head(batch, 2)
+        try:
+            alike = runs(self.dense, few) == counts
+        except Exception:  # a model may ask for whole batches
+            alike = False
+        return few if alike else batch
+
+    def _divide(self, batch: Batch) -> tuple[list[str], list[Stage]]:
+        """The units and the stages of the dense network, found by running it on a batch."""
         units = divide(self.dense, self.originals, batch)
         trim()
         stages = trace(self.dense, self.originals, batch, _real_positions(batch), units)
         trim()
-        return units, stages, runs(self.dense, batch)
+        return units, stages
 
     def _keep(self, number: int, unit: str, stages: list[Stage]) -> None:
         """Write what this unit became: its tensors and those of the norms behind it, its masks and errors."""
