@@ -247,15 +247,11 @@ def rebuild(
     else:
         values = optimum(problem, mask)
     problem = replace(problem, weight=start)
-    size = float(errors(problem, torch.zeros_like(matrix)).sum()) or 1.0
     naive = problem.choose(matrix.square()) if given is None else mask
     values = values.double() / scale * mask
-    result = LayerResult(
-        weight.unrows(mask.reshape(lines.shape)).contiguous(),
-        float(errors(problem, matrix * naive).sum()) / size,
-        float(errors(problem, matrix * mask).sum()) / size,
-        float(errors(problem, values).sum()) / size,
-    )
+    tried = (torch.zeros_like(matrix), matrix * naive, matrix * mask, values)
+    size, *left = (float(errors(problem, each.to(problem.dtype)).sum(dtype=torch.float64)) for each in tried)
+    result = LayerResult(weight.unrows(mask.reshape(lines.shape)).contiguous(), *(each / (size or 1.0) for each in left))
     weight.parameter.copy_(weight.unrows(values.reshape(lines.shape)))
     keep_mean(weight, matrix, values, moments, own, bias, norm)
     return result

@@ -29,6 +29,7 @@ Choose = Callable[[Tensor], Tensor]
 """Scores (groups, rows, columns), none negative, to the mask of a pattern: True where kept."""
 
 DOUBLE_BELOW = 4e7  # multiplications for one product with H; below it double precision costs nothing that matters
+_STEADY = 3  # rounds of ADMM between two looks at the penalty
 _RAISES = 40
 """How often the damping of moments that are not positive definite is raised tenfold."""
 
@@ -193,13 +194,20 @@ def alternate(problem: Problem, rounds: int = 100, first: Tensor | None = None) 
     mask = problem.choose(weight.square()) if first is None else first
     sparse, dual, penalty = weight * mask, torch.zeros_like(weight), 0.1
     before, kept = mask, max(1, int(mask.count_nonzero()))
+    many = weight.shape[-2] >= weight.shape[-1]  # then one product with the inverse is less work than two
     for number in range(1, rounds + 1):
-        free = ((target - dual + penalty * sparse) @ vectors / (values + penalty)) @ back
+        free = target - dual + penalty * sparse
+        if not many:
+            free = (free @ vectors / (values + penalty)) @ back
+        else:
+            if number % _STEADY == 1:
+                inverse = (vectors / (values + penalty)) @ back
+            free = free @ inverse
         point = free + dual / penalty
         mask = problem.choose(point.square())
         sparse = point * mask
         dual = dual + penalty * (free - sparse)
-        if number % 3 == 0:
+        if number % _STEADY == 0:
             moved = int((mask ^ before).count_nonzero())
             if not moved and number > 6:
                 break
