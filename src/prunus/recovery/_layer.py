@@ -251,7 +251,9 @@ def rebuild(
     values = values.double() / scale * mask
     tried = (torch.zeros_like(matrix), matrix * naive, matrix * mask, values)
     size, *left = (float(errors(problem, each.to(problem.dtype)).sum(dtype=torch.float64)) for each in tried)
-    result = LayerResult(weight.unrows(mask.reshape(lines.shape)).contiguous(), *(each / (size or 1.0) for each in left))
+    result = LayerResult(
+        weight.unrows(mask.reshape(lines.shape)).contiguous(), *(each / (size or 1.0) for each in left)
+    )
     weight.parameter.copy_(weight.unrows(values.reshape(lines.shape)))
     keep_mean(weight, matrix, values, moments, own, bias, norm)
     return result
