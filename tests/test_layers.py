@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 import itertools
 import warnings
 
@@ -168,3 +169,40 @@ def test_synflow_takes_patterns_with_one_sparsity() -> None:
 def test_weights_without_a_size_are_refused() -> None:
     with pytest.raises(BadInput, match=r"'0\.weight' has no size yet: run the model"):
         prunus.prune(torch.nn.Sequential(torch.nn.LazyLinear(8), torch.nn.ReLU()), 0.5)
+
+
+X = torch.zeros(8, 16)
+ENTRANCES = {
+    "find_masks": lambda model: prunus.find_masks(model, 0.5),
+    "prune": lambda model: prunus.prune(model, 0.5),
+    "reconstruct": lambda model: prunus.reconstruct(model, 0.5, X),
+    "compress": lambda model: prunus.compress(model, example=X),
+    "shrink": lambda model: prunus.shrink(model, 0.5, example=X),
+    "certify": lambda model: prunus.certify(model, model, prunus.Ball(1.0)),
+    "plan": lambda model: prunus.plan(model, prunus.Ball(1.0), error=0.1),
+    "distil": lambda model: prunus.training.distil(model, model, X),
+    "fit": lambda model: prunus.training.fit(model, X),
+    "empirical": lambda model: prunus.tangent.empirical(model, X),
+}
+
+
+@pytest.mark.parametrize("name", ENTRANCES)
+@pytest.mark.parametrize("model", [None, "resnet20", 5], ids=str)
+def test_what_is_no_model_is_refused_in_one_sentence(name: str, model: object) -> None:
+    with pytest.raises(BadInput, match="torch module"):
+        ENTRANCES[name](model)
+
+
+@pytest.mark.parametrize("exclude", [5, [5], ["layers.0", None]], ids=str)
+def test_excludes_that_are_no_names_are_refused(exclude: object) -> None:
+    model = prunus.models.make("fc:16-16-4", seed=0)
+    before = copy.deepcopy(model.state_dict())
+    for call in (
+        lambda: prunus.prune(model, 0.5, exclude=exclude),
+        lambda: prunus.reconstruct(model, 0.5, X, exclude=exclude),
+        lambda: prunus.shrink(model, 0.5, example=X, exclude=exclude),
+        lambda: prunus.plan(model, prunus.Ball(1.0), error=0.1, exclude=exclude),
+    ):
+        with pytest.raises(BadInput, match=r"exclude is .* give names or globs"):
+            call()
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())

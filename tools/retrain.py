@@ -78,7 +78,8 @@ def train(
         kept.mkdir(parents=True, exist_ok=True)
         config = FitConfig(
             lr=times * rate, schedule=Schedule("cosine", warmup="50it"), batch_size=BATCH,
-            augment=Windows(side, data.black), nesterov=True, distill_from=teacher, distill_weight=0.9, weight_decay=5e-4, seed=seed, folder=kept,
+            augment=Windows(side, data.black), nesterov=True,
+            distill_from=teacher, distill_weight=0.9, weight_decay=5e-4, seed=seed, folder=kept,
             every="1min", keep=1, resume=any(kept.iterdir()), progress=False, callbacks=(clock,),
         )  # fmt: skip
         Run(model, data, f"{steps}it", config, masks=masks, start=start, stop=stop).train()

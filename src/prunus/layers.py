@@ -70,6 +70,29 @@ def named_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     return {plain: parameters[name] for name, plain in plain_names(parameters).items()}
 
 
+def require_module(model: object) -> None:
+    """Refuse what is no model: its name is a likely mistake.
+
+    Raises:
+        BadInput: if `model` is no torch module.
+    """
+    if not isinstance(model, nn.Module):
+        hint = f"; prunus.models.resolve({model!r}) makes one of a name" if isinstance(model, str) else ""
+        raise BadInput(f"The model must be a torch module, not {type(model).__name__}{hint}.")
+
+
+def as_globs(given: object, argument: str = "exclude") -> tuple[str, ...]:
+    """Names and globs, of which one alone may stand for itself.
+
+    Raises:
+        BadInput: if there is anything but texts.
+    """
+    found = (given,) if isinstance(given, str) else tuple(given) if isinstance(given, Iterable) else (None,)
+    if not all(isinstance(glob, str) for glob in found):
+        raise BadInput(f"{argument} is {given!r}; give names or globs of layers, such as ('head', 'blocks.0.*').")
+    return found
+
+
 def matches(name: str, glob: str) -> bool:
     """Whether a name or glob matches this parameter, its module, or a module around it."""
     glob = plain_name(glob)

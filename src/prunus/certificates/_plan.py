@@ -22,7 +22,7 @@ from prunus.certificates._judges import OnData, PlanSettings, judge_of
 from prunus.certificates.domains import Domain
 from prunus.contract import LayerRow, Masks, Pattern, Score
 from prunus.errors import BadInput, UnknownName
-from prunus.layers import prunable_weights
+from prunus.layers import as_globs, prunable_weights, require_module
 from prunus.pruning import find_masks, patterns
 
 
@@ -152,7 +152,8 @@ def plan(
         True
     """
     budget = _budget(error, labels)
-    exclude = (exclude,) if isinstance(exclude, str) else tuple(exclude)
+    require_module(model)
+    exclude = as_globs(exclude)
     settings = settings or PlanSettings()
     if settings.allocation not in ("bound", "damage"):
         raise UnknownName("allocation of a plan", settings.allocation, ("bound", "damage"))

@@ -278,9 +278,14 @@ def _check(identifiers: Sequence[str], json: bool) -> int:
             out.print(f"{result.name} ({about}): {result.message}", markup=False)
     for result in failures:
         out.print(f"FAILED {result.name} ({', '.join(result.claims)}): {result.message}", markup=False)
-    out.print(f"{cases} reference values and {len(checks)} checks of {len(chosen)} claims in {seconds:.1f} s:", end=" ")
+    told = f"{_count(cases, 'reference value')} and {_count(len(checks), 'check')} of {_count(len(chosen), 'claim')}"
+    out.print(f"{told} in {seconds:.1f} s:", end=" ")
     out.print(f"{len(failures)} failed." if failures else "all hold.")
     return 1 if failures else 0
+
+
+def _count(number: int, thing: str) -> str:
+    return f"{number} {thing}{'' if number == 1 else 's'}"
 
 
 def _vacuity(widths: tuple[int, ...], layers: tuple[int, ...], error: float, failure: float, json: bool) -> int:

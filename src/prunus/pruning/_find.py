@@ -12,7 +12,17 @@ from torch import Tensor, nn
 
 from prunus.contract import Allocation, Masks, Pattern, Score, ScoreContext, check_sparsity, whole
 from prunus.errors import BadInput, PrunusWarning
-from prunus.layers import Weight, all_weights, listing, matches, prunable_weights, require_values, unrecognised
+from prunus.layers import (
+    Weight,
+    all_weights,
+    as_globs,
+    listing,
+    matches,
+    prunable_weights,
+    require_module,
+    require_values,
+    unrecognised,
+)
 from prunus.pruning import allocations, patterns, scores
 from prunus.pruning.scores import ScoreRule
 from prunus.select import drop_smallest
@@ -64,7 +74,8 @@ def find_masks(
     rule, shape, share = scores.parse(score), patterns.parse(pattern), allocations.parse(allocation)
     if misfits not in ("error", "skip"):
         raise BadInput(f'misfits must be "error" or "skip", not {misfits!r}.')
-    exclude = (exclude,) if isinstance(exclude, str) else tuple(exclude)
+    require_module(model)
+    exclude = as_globs(exclude)
     named = tuple(sparsity) if isinstance(sparsity, Mapping) else ()
     weights = _not_excluded(model, prunable_weights(model, named), exclude)
     targets: dict[str, float] | float

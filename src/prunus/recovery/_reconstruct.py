@@ -17,7 +17,7 @@ from prunus.adapters import Batch
 from prunus.contract import Allocation, Masks, Pattern
 from prunus.errors import BadInput, PrunusWarning, UnknownName
 from prunus.graph import unwrapped
-from prunus.layers import EMBEDDING, Weight, all_weights
+from prunus.layers import EMBEDDING, Weight, all_weights, as_globs, require_module
 from prunus.pruning import allocations, find_masks, patterns
 from prunus.recovery._calibration import calibrate_on, head
 from prunus.recovery._damage import Damage, around, damage, steps
@@ -85,12 +85,13 @@ def reconstruct(
         True
     """
     options = _checked(options)
+    require_module(model)
     inner = unwrapped(model)
     if masks is not None and (not isinstance(masks, Masks) or not masks):
         raise BadInput("masks must be prunus.Masks with at least one mask.")
     calibration = calibrate_on(data, samples, options.batch_size, seed)
     shape = patterns.parse(pattern)
-    exclude = (exclude,) if isinstance(exclude, str) else tuple(exclude)
+    exclude = as_globs(exclude)
     said = allocation if isinstance(allocation, str) else getattr(allocation, "__qualname__", "function")
     asked = (sparsity, shape, said, exclude, misfits, None if masks is None else digest(masks))
     kept = saved(inner, calibration, options, *asked)

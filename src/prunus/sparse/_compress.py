@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from prunus.contract import Masks
 from prunus.errors import BadInput, first_line
+from prunus.layers import require_module
 from prunus.sparse._calibrate import find_spans
 from prunus.sparse._candidates import (
     RECURRENT,
@@ -328,8 +329,7 @@ def _finish(
 
 
 def _check_arguments(model: nn.Module, masks: Any, select: Any, dtype: Any, activations: Any) -> None:
-    if not isinstance(model, nn.Module):
-        raise BadInput(f"compress takes a torch module, not {type(model).__name__}.")
+    require_module(model)
     if masks is not None and not isinstance(masks, Masks):
         raise BadInput(f"compress takes prunus.Masks, not {type(masks).__name__}: make them with prunus.Masks(...).")
     if not (select in ("measured", "always") if isinstance(select, str) else isinstance(select, Mapping)):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import numbers
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
 from prunus.adapters import Batch, batches, check_finite
 from prunus.errors import BadInput, UnknownName
+from prunus.layers import as_globs
 from prunus.settings.structure import Options
 from prunus.structure._recover import joined
 from prunus.structure.allocations import ALLOCATIONS
@@ -23,7 +24,7 @@ def options_from(given: Mapping[str, Any]) -> Options:
     for name in given:
         if name not in names:
             raise UnknownName("option of shrink", name, names)
-    globs = {name: _globs(given[name]) for name in ("exclude", "embeddings") if name in given}
+    globs = {name: as_globs(given[name], name) for name in ("exclude", "embeddings") if name in given}
     options = Options(**{**given, **globs})
     if options.score is not None and options.score not in (*SCORES, "reconstruction"):
         raise UnknownName("score", options.score, [*SCORES, "reconstruction"])
@@ -70,7 +71,3 @@ def shares_from(fraction: object, options: Options) -> float | Mapping[str, floa
     if isinstance(fraction, bool) or not isinstance(fraction, numbers.Real) or not 0 < float(fraction) < 1:
         raise BadInput(f"The fraction is what stays and must lie between 0 and 1, not {fraction!r}.")
     return float(fraction)
-
-
-def _globs(names: Iterable[str]) -> tuple[str, ...]:
-    return (names,) if isinstance(names, str) else tuple(names)

@@ -17,7 +17,7 @@ from prunus.adapters import Batch
 from prunus.contract import Masks
 from prunus.errors import BadInput, first_line
 from prunus.graph import read, unwrapped
-from prunus.layers import listing, prunable_weights, require_values
+from prunus.layers import listing, prunable_weights, require_module, require_values
 from prunus.settings.structure import Options
 from prunus.structure import _depth, _latency, _surgery, costs
 from prunus.structure._call import Example, example_for
@@ -130,6 +130,7 @@ def find_removal(
         >>> removal.masks.sparsity
         0.5
     """
+    require_module(model)
     wanted = options_from(options)
     shares = shares_from(fraction, wanted)
     model = unwrapped(model)

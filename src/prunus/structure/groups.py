@@ -15,7 +15,7 @@ import numpy as np
 from torch import nn
 
 from prunus.errors import BadInput
-from prunus.layers import listing, matches
+from prunus.layers import as_globs, listing, matches
 from prunus.structure._labels import Array
 from prunus.structure._walk import Product, Walk
 
@@ -361,7 +361,7 @@ def _matches(tensor: str, globs: Iterable[str]) -> bool:
 
 
 def _excluded(weights: Sequence[str], exclude: Iterable[str]) -> set[str]:
-    globs = (exclude,) if isinstance(exclude, str) else tuple(exclude)
+    globs = as_globs(exclude)
     for glob in globs:
         if not any(_matches(weight, [glob]) for weight in weights):
             layers = listing([_layer(weight) for weight in weights])

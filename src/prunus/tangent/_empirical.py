@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from prunus.contract import Masks
 from prunus.errors import BadInput, UnknownName
-from prunus.layers import plain_names
+from prunus.layers import plain_names, require_module
 from prunus.tangent._form import NTKForm
 from prunus.tangent._jacobian import Jacobian, by_blocks, jacobian_kernel
 from prunus.tangent._products import FORMS, Request, Term, product
@@ -97,6 +97,7 @@ def empirical(
         >>> kernel.shape, torch.allclose(kernel, kernel.T)
         (torch.Size([4, 4]), True)
     """
+    require_module(model)
     effort = effort or Effort()
     network = acting_network(model, masks, rescale)
     first = _inputs(network, "x1", x1)

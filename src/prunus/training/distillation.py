@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from prunus.adapters import Batch, as_batch, batches, call, main_output
 from prunus.contract import Duration, Masks
 from prunus.errors import BadInput
-from prunus.layers import prunable_weights
+from prunus.layers import prunable_weights, require_module
 from prunus.settings.training import DISTILLING, FitConfig
 from prunus.training.batches import Prepared, check_finite, in_order, reader
 from prunus.training.history import History
@@ -95,6 +95,8 @@ def distil(
         config or DISTILLING,
         options or DistilOptions(),
     )
+    require_module(student)
+    require_module(teacher)
     _require_alike(student, teacher)
     if masks is None:
         masks = Masks.from_model(student) or None

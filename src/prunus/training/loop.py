@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from prunus.contract import Duration, Masks
 from prunus.errors import BadInput, PrunusError, RunFailed, first_line
+from prunus.layers import require_module
 from prunus.settings.training import FitConfig, Schedule, interval
 from prunus.storage import digest, locked
 from prunus.training import distributed
@@ -137,6 +138,7 @@ class Run:
     in_training_mode: bool = True
 
     def __post_init__(self) -> None:
+        require_module(self.model)
         duration, config = Duration.parse(self.length), self.config
         self.rank, self.world = distributed.place()
         self.batches = Batches(self.data, config.batch_size, config.seed, config.augment, config.workers)
