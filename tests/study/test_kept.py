@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from prunus import models
 from prunus.errors import BadFile
+from prunus.recovery._saved import Saved
 from prunus.study import Store, kept, methods, run_study
 from prunus.study.retiming import retime
+from prunus.training.checkpoints import Checkpoints
 from support.studies import Here, tiny
 
 
@@ -27,6 +31,42 @@ def test_a_network_that_is_kept_is_not_made_again(tmp_path: Path) -> None:
     file.write_bytes(file.read_bytes()[:-4] + b"abcd")
     with pytest.raises(BadFile):
         kept.made(cell, dense, str(file))
+
+
+@pytest.mark.parametrize("broken_in", ["reconstruct", "distil"])
+def test_a_cell_that_was_broken_off_goes_on(broken_in: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ends in the same bytes, and tells the seconds of both runs."""
+    monkeypatch.setattr(kept, "_EVERY", 0.01)
+    monkeypatch.setattr(methods, "_SAVED", "2it")
+    settings = {"keep": True, "distil": "8it", "samples": 64, "finetune_lr": 0.01}
+    (cell,) = tiny(method=("reconstruct+distil",), settings=settings)
+    dense = models.make(cell.model, seed=0)
+    keeper, name = (Saved, "keep") if broken_in == "reconstruct" else (Checkpoints, "save")
+    original, calls = getattr(keeper, name), []
+
+    def counting(*args: Any) -> Any:
+        calls.append(args)
+        found = original(*args)
+        if len(calls) == count + 1:
+            time.sleep(0.3)
+            raise KeyboardInterrupt
+        return found
+
+    monkeypatch.setattr(keeper, name, counting)
+    count = 1000
+    whole, _ = kept.made(cell, dense, str(tmp_path / "whole.safetensors"))
+    count = len(calls)
+    assert count > 1
+    file = tmp_path / "broken.safetensors"
+    with pytest.raises(KeyboardInterrupt):
+        kept.made(cell, dense, str(file))
+    assert file.with_suffix(".state").is_dir()
+    found, seconds = kept.made(cell, dense, str(file))
+    assert not file.with_suffix(".state").exists()
+    assert seconds > 0.3
+    assert len(calls) == 2 * count, "nothing that was kept was made again"
+    for name, tensor in whole.model.state_dict().items():
+        assert torch.equal(tensor, found.model.state_dict()[name])
 
 
 def test_a_study_keeps_its_networks_under_their_keys(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ A method is one way to get from a dense network to a pruned one, perhaps followe
 from __future__ import annotations
 
 import copy
+import functools
 import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -18,10 +19,14 @@ from prunus.contract import Duration, Masks
 from prunus.errors import BadInput, UnknownName
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from prunus.study.grid import Cell
     from prunus.training import FitConfig
 
 DISTILLED = "+distil"
+_SAVED = "1min"
+"""How often a distillation keeps its state, for a study that is broken off."""
 _LEFT_PER_ROUND = 0.8
 """Iterative magnitude pruning keeps about this share of the weights from one round to the next."""
 
@@ -91,13 +96,14 @@ def misfit(method: str, pattern: str) -> str:
     return f"{method} makes {' and '.join(allowed)} masks only: {pattern} is left out for it."
 
 
-def make(cell: Cell, dense: nn.Module, train: Any) -> Made:
+def make(cell: Cell, dense: nn.Module, train: Any, state: Path | None = None) -> Made:
     """The pruned network of a cell. `dense` is not touched.
 
     Args:
         cell: what is asked for.
         dense: the trained network; tickets and iterative pruning start from new weights of the same kind instead.
         train: the training part of the cell's data.
+        state: a folder of this cell's own; where it was broken off, reconstruction and distillation go on from there.
 
     Returns:
         The network with zeros in place, in eval mode, and its masks.
@@ -111,7 +117,7 @@ def make(cell: Cell, dense: nn.Module, train: Any) -> Made:
         raise BadInput(reason)
     made = {
         "prune": _prune,
-        "reconstruct": _reconstruct,
+        "reconstruct": functools.partial(_reconstruct, state=state),
         "gradual": _gradual,
         "imp": _imp,
         "iterand": _ticket,
@@ -126,6 +132,10 @@ def make(cell: Cell, dense: nn.Module, train: Any) -> Made:
 
         length = cell.settings.distil
         config = _config(cell, cell.settings.finetune_lr, salt=2).replace(clip=DISTILLING.clip)
+        if state is not None:
+            place = state / "distil"
+            begun = place.is_dir() and any(place.iterdir())
+            config = config.replace(folder=place, every=_SAVED, keep=1, resume=begun)
         masks = None if made.smaller else made.masks
         distil(made.model, dense, train, length=length, masks=masks, config=config)
     made.model.eval()
@@ -139,8 +149,8 @@ def _prune(cell: Cell, dense: nn.Module, train: Any) -> Made:
     return Made(masks.apply_(copy.deepcopy(dense)), masks)
 
 
-def _reconstruct(cell: Cell, dense: nn.Module, train: Any) -> Made:
-    from prunus.recovery import reconstruct
+def _reconstruct(cell: Cell, dense: nn.Module, train: Any, state: Path | None) -> Made:
+    from prunus.recovery import ReconstructOptions, reconstruct
 
     model, settings = copy.deepcopy(dense), cell.settings
     masks = reconstruct(
@@ -152,6 +162,7 @@ def _reconstruct(cell: Cell, dense: nn.Module, train: Any) -> Made:
         exclude=settings.exclude,
         samples=settings.samples,
         seed=cell.seed,
+        options=ReconstructOptions(folder=None if state is None else state / "reconstruct"),
     )
     return Made(model, masks, record={"layer_errors": masks.notes.get("layers")})
 
