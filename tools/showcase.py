@@ -3,6 +3,7 @@
     PRUNUS_DATA=... python -m tools.showcase resnet20       # or efficientnet, minilm, smollm2
     PRUNUS_DATA=... python -m tools.showcase minilm --quick # fewer cells
     PRUNUS_DATA=... python -m tools.showcase minilm --retime # times anew, one after the other, on a quiet machine
+    PRUNUS_DATA=... python -m tools.showcase smollm2 --networks DIR # those that tools/quality.py --keep DIR made
     python -m tools.showcase readme                         # the README's table from what was recorded
 
 A study that was stopped goes on where it was (runs/showcase/NAME). The networks come from the data folder and from the
@@ -13,6 +14,7 @@ stand the dense network in ONNX Runtime, in float32 and int8. The rows of the RE
 from __future__ import annotations
 
 import argparse
+import contextlib
 import csv
 import gzip
 import importlib.util
@@ -49,6 +51,7 @@ _SHARED = {
     "examples": 6,
     "keep": True,
 }
+_SPREAD = ("reconstruct", "reconstruct+distil")
 STUDIES: dict[str, dict[str, Any]] = {
     "resnet20": {
         "title": "ResNet-20 on CIFAR-10, pruned",
@@ -73,6 +76,7 @@ STUDIES: dict[str, dict[str, Any]] = {
         "model": "tools.showcase:efficientnet_lite0",
         "data": "tools.showcase:photographs",
         "sparsity": [0.5, 0.75],
+        "allocation": "damage",  # of reconstruction; equal shares cost three points more
         "settings": {
             "exclude": ["_conv_stem", "*_depthwise_conv"],
             "examples": 0,  # these photographs may be looked at, but not passed on
@@ -112,7 +116,7 @@ STUDIES: dict[str, dict[str, Any]] = {
 }
 FRONT: dict[str, tuple[str, str, float, str]] = {
     "resnet20": ("ResNet-20, CIFAR-10", "reconstruct, balanced:16", 0.5, "accuracy"),
-    "efficientnet": ("EfficientNet-Lite0, photographs", "reconstruct, unstructured", 0.5, "accuracy"),
+    "efficientnet": ("EfficientNet-Lite0, photographs", "reconstruct by damage, unstructured", 0.5, "accuracy"),
     "minilm": ("MiniLM sentence encoder, STS-B", "reconstruct, balanced:16", 0.75, "Spearman"),
     "smollm2": ("SmolLM2-135M, WikiText-2", "reconstruct, balanced:16", 0.5, "perplexity"),
 }
@@ -125,6 +129,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="fewer methods, patterns and sparsities")
     parser.add_argument("--retime", action="store_true", help="measure the times of finished cells again")
     parser.add_argument("--grids", nargs="*", type=int, help="some of the study's grids, by number from 0")
+    parser.add_argument("--networks", type=Path, help="take reconstructed networks from here instead of making them")
     chosen = parser.parse_args()
     if chosen.name == "readme":
         fill_readme()
@@ -141,6 +146,8 @@ def main() -> None:
             continue
         file = folder / f"grid{number}.toml"
         file.write_text(_toml(grid), "utf8")
+        if chosen.networks:
+            _take_over(chosen.networks.resolve(), folder, file)
         words = [sys.executable, "-m", "prunus", "study", "--grid", file.name, "-o", ".", "--workers", "1", "--yes"]
         words += ["--data-dir", str(DATA)] + (["--retime"] if chosen.retime else [])
         words += ["--weights", str(_weights(chosen.name))] if chosen.name == "resnet20" else []
@@ -159,22 +166,46 @@ def _grids(study: dict[str, Any], quick: bool) -> list[dict[str, Any]]:
     settings, again, distilled = (_SHARED | study["settings"], study.get("again", []), study.get("distilled", []))
     common = {"pattern": ["balanced:16", "2:4"], "sparsity": [0.5, 0.75, 0.9], "seed": [0]}
     common |= {name: value for name, value in study.items() if name in ("model", "data", "sparsity")}
-    both, first = ["prune", "reconstruct"], common["sparsity"][:1]
+    free = {"pattern": ["unstructured"], "sparsity": study.get("unstructured", common["sparsity"])}
+    first = common["sparsity"][:1]
     ways: list[dict[str, Any]] = [
-        {"method": both},
-        {"method": both, "pattern": ["unstructured"], "sparsity": study.get("unstructured", common["sparsity"])},
+        {"method": ["reconstruct"]},
+        {"method": ["reconstruct"], **free},
+        {"method": ["prune"]},
+        {"method": ["prune"], **free},
         {"method": ["prune"], "score": ["wanda"], "sparsity": first},
         {"method": ["shrink"], "pattern": ["channels"], "sparsity": study.get("shrunk", [0.5])},
         {"method": ["reconstruct+distil"], "pattern": ["balanced:16"], "sparsity": distilled},
         {"method": ["reconstruct"], "pattern": ["balanced:16"], "sparsity": first, "seed": again},
     ]
     chosen = ways[:1] if quick else [way for way in ways if [] not in way.values()]
-    return [common | way | {"settings": settings} for way in chosen]
+    spread = {"allocation": study["allocation"]} if "allocation" in study else {}
+    return [common | way | {"settings": settings | (spread if way["method"][0] in _SPREAD else {})} for way in chosen]
 
 
 def _toml(grid: dict[str, Any]) -> str:
     plain = "".join(f"{name} = {json.dumps(value)}\n" for name, value in grid.items() if name != "settings")
     return plain + "\n[settings]\n" + "".join(f"{name} = {json.dumps(v)}\n" for name, v in grid["settings"].items())
+
+
+def _take_over(networks: Path, folder: Path, file: Path) -> None:
+    """Put networks that tools/quality.py kept where the study looks for those of its cells."""
+    from tools.quality import COSTS
+
+    from prunus import Masks, models
+    from prunus.study import Grid, kept
+    from prunus.study.methods import Made
+
+    with contextlib.chdir(folder):
+        for cell in Grid.read(file).cells():
+            way = f"{cell.method} by damage" if cell.settings.allocation == "damage" else cell.method
+            place = networks / f"{way}-{cell.pattern.replace(':', '-')}-{cell.sparsity:g}"
+            network = Path("networks") / f"{cell.key}.safetensors"
+            if network.is_file() or not (place / COSTS).is_file():
+                continue
+            model = models.load_weights(models.resolve(cell.model), place / "model.safetensors")
+            seconds = json.loads((place / COSTS).read_text("utf8"))["processor seconds"]
+            kept.keep(network, Made(model, Masks.from_model(model)), seconds)
 
 
 def _weights(name: str) -> Path:

@@ -12,7 +12,7 @@ from prunus.layers import all_weights
 from prunus.recovery import ReconstructOptions
 from prunus.recovery._layer import aim, trusted
 from prunus.recovery._moments import trace
-from prunus.recovery._solve import damped
+from prunus.recovery._solve import Factors, damped
 
 
 class Branch(nn.Module):
@@ -71,7 +71,7 @@ def test_chance_is_not_trusted_and_a_relation_is(places: int) -> None:
     parts = []
     for lacking in (noise, inputs @ relation.T, noise + inputs @ relation.T * 0.1):
         extra = (lacking.T @ inputs / places).unsqueeze(0)
-        ridge = damped(own, 1e-6)
+        ridge = Factors(damped(own, 1e-6))
         best = aim(weight, ridge, extra)
         parts.append(trusted(weight, best, own, ridge, float(lacking.square().sum()) / places, places))
     assert parts[0] < 0.2

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from prunus.layers import prunable_weights
 from prunus.pruning import patterns
 from prunus.recovery._layer import aim, find, problem_for
-from prunus.recovery._solve import Problem, alternate, damped, errors, optimum, sweep
+from prunus.recovery._solve import Factors, Problem, alternate, damped, errors, optimum, sweep
 
 PATTERNS = ("unstructured", "balanced:16", "2:4", "kernels", "blocks:4x4", "channels")
 
@@ -37,7 +37,9 @@ def problem(kind: str, pattern: str, sparsity: float = 0.5) -> Problem:
     rows = weight.rows(weight.parameter.detach().double())
     groups = getattr(weight.module, "groups", 1)
     matrix = rows.reshape(groups, -1, rows[0].numel())
-    return problem_for(weight, matrix, moments(matrix.shape[-1], groups=groups), patterns.parse(pattern), sparsity)
+    return problem_for(
+        weight, matrix, Factors(moments(matrix.shape[-1], groups=groups)), patterns.parse(pattern), sparsity
+    )
 
 
 def exact(task: Problem, mask: Tensor) -> Tensor:
@@ -135,7 +137,7 @@ def test_alternation_finds_masks_as_good_as_the_best_of_all_masks_on_a_tiny_laye
         lowest = halves.argmin(-1, keepdim=True)
         return torch.ones_like(halves, dtype=torch.bool).scatter_(-1, lowest, False).reshape(scores.shape)
 
-    task = Problem(weight, square, choose, [(0, 3, 1), (3, 3, 1)], by_row=True)
+    task = Problem(weight, Factors(square), choose, [(0, 3, 1), (3, 3, 1)], by_row=True)
     best = torch.full((1, 40), torch.inf, dtype=torch.float64)
     for first in range(3):
         for second in range(3, 6):
@@ -154,20 +156,22 @@ def test_aiming_at_the_dense_outputs_is_the_regression_it_says() -> None:
     z = x + 0.3 * torch.randn(500, 8, generator=source, dtype=torch.float64)
     weight = torch.randn(1, 3, 8, generator=source, dtype=torch.float64)
     own, cross = (z.T @ z / 500)[None], (x.T @ z / 500)[None]
-    start = aim(weight, own, weight @ (cross - own))
+    start = aim(weight, Factors(own), weight @ (cross - own))
     best = torch.linalg.lstsq(z, x @ weight[0].T).solution.T
     torch.testing.assert_close(start[0], best)
-    torch.testing.assert_close(aim(weight, own, torch.zeros_like(weight)), weight)
+    torch.testing.assert_close(aim(weight, Factors(own), torch.zeros_like(weight)), weight)
 
 
 def test_dead_columns_do_no_harm() -> None:
     square = torch.zeros(1, 8, 8, dtype=torch.float64)
     square[0, 0, 0] = 2.0
-    task = Problem(torch.ones(1, 4, 8, dtype=torch.float64), damped(square, 0.01), lambda s: s >= 0, [(0, 8, 4)], True)
+    task = Problem(
+        torch.ones(1, 4, 8, dtype=torch.float64), Factors(damped(square, 0.01)), lambda s: s >= 0, [(0, 8, 4)], True
+    )
     mask, values = find(task, refine=6)
     assert torch.isfinite(values).all()
     assert mask[..., 0].all()  # the one column that carries something stays
-    nothing = Problem(task.weight, damped(torch.zeros_like(square), 0.01), lambda s: s >= 0, [(0, 8, 4)], True)
+    nothing = Problem(task.weight, Factors(damped(torch.zeros_like(square), 0.01)), lambda s: s >= 0, [(0, 8, 4)], True)
     assert torch.isfinite(find(nothing, refine=6)[1]).all()
 
 

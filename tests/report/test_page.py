@@ -150,6 +150,23 @@ def test_dense_engines_stand_beside_the_pruned_networks(tmp_path: Path) -> None:
     assert "0.50 / 1.20\u00a0×" in text
 
 
+def test_cells_with_another_allocation_stand_beside_the_others(tmp_path: Path) -> None:
+    """They are named where both occur, and only there."""
+    shared = {"method": ("reconstruct",), "pattern": ("unstructured",)}
+    cells = tiny(**shared, settings=SHOWN) + tiny(**shared, settings={"allocation": "damage"} | SHOWN)
+    run_study(cells, tmp_path / "both", engine=Here())
+    run_study(cells[1:], tmp_path / "one", engine=Here())
+    with Store(tmp_path / "both") as store:
+        (panel,) = panels(store.results(), store.bases())
+        render(store)
+    assert panel.methods == ["reconstruct, unstructured", "reconstruct by damage, unstructured"]
+    assert [len(group.results) for group in panel.groups] == [1, 1]
+    assert payload(panel)["legend"][0] == ["reconstruct", "reconstruct by damage"]
+    with Store(tmp_path / "one") as store:
+        (panel,) = panels(store.results(), store.bases())
+    assert panel.methods == ["reconstruct, unstructured"]
+
+
 def test_fine_tuned_cells_stand_beside_the_others(tmp_path: Path) -> None:
     """Two sets of settings in one store: their cells are not taken for seeds of each other, and both files are told."""
     cells = tiny(pattern=("unstructured", "2:4"), settings=SHOWN) + tiny(settings={"finetune": "1ep"} | SHOWN)

@@ -25,7 +25,7 @@ from prunus.pruning import patterns
 from prunus.recovery._layer import centred, keep_mean, loudness, problem_for, shrunk
 from prunus.recovery._moments import Moments, bias_of, measure, trace
 from prunus.recovery._shelf import leaves
-from prunus.recovery._solve import damped, errors, optimum
+from prunus.recovery._solve import Factors, damped, errors, optimum
 from prunus.recovery._units import UnitWalk, divide, looks_back
 
 ENDS = 2
@@ -150,7 +150,7 @@ def _trials(
     scale = loudness(norm, matrix)
     found = []
     for sparsity, pattern in choices.items():
-        task = problem_for(weight, matrix * scale, own, pattern, sparsity)
+        task = problem_for(weight, matrix * scale, Factors(own), pattern, sparsity)
         size = float(errors(task, torch.zeros_like(matrix)).sum()) or 1.0
         mask = task.choose(task.weight.square() * own.diagonal(dim1=-2, dim2=-1).unsqueeze(-2))
         values = optimum(task, mask, rounds=12).double() if sparsity else task.weight

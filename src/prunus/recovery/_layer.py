@@ -12,7 +12,7 @@ from prunus.contract import Pattern, whole
 from prunus.layers import Weight
 from prunus.pruning import patterns
 from prunus.recovery._moments import Moments, bias_of
-from prunus.recovery._solve import Problem, alternate, damped, errors, optimum, sweep
+from prunus.recovery._solve import Factors, Problem, alternate, damped, errors, optimum, sweep
 from prunus.settings.recovery import ReconstructOptions
 
 TRIAL = 10  # steps of conjugate gradients before two masks are compared
@@ -114,17 +114,17 @@ def wanted(matrix: Tensor, own: Tensor, cross: Tensor | None, moments: Moments, 
     return target - matrix @ own
 
 
-def aim(weight: Tensor, ridge: Tensor, lacking: Tensor) -> Tensor:
+def aim(weight: Tensor, ridge: Factors, lacking: Tensor) -> Tensor:
     """The unpruned weight that best gives the dense outputs on the pruned network's inputs.
 
     Minimises |W x + g - V z|^2 + damping |V - W|^2, where `ridge` are the damped moments of z and `lacking` is the mean
     of (W x + g - W z) z^T.
     """
-    step = torch.cholesky_solve(lacking.transpose(-1, -2), torch.linalg.cholesky(ridge))
+    step = torch.cholesky_solve(lacking.transpose(-1, -2), ridge.lower)
     return weight + step.transpose(-1, -2)
 
 
-def trusted(weight: Tensor, best: Tensor, own: Tensor, ridge: Tensor, lack: float, count: int) -> float:
+def trusted(weight: Tensor, best: Tensor, own: Tensor, ridge: Factors, lack: float, count: int) -> float:
     """The part of the step from `weight` to `best` that is more than chance, from 0 to 1 (James and Stein 1961).
 
     Fitted to `count` places, the step accounts for a part of the mean square `lack` of the outputs. Noise alone would
@@ -134,14 +134,13 @@ def trusted(weight: Tensor, best: Tensor, own: Tensor, ridge: Tensor, lack: floa
     explained = float((step @ own * step).sum())
     if explained <= 0 or lack <= 0:
         return 0.0 if lack > 0 else 1.0
-    spread = ridge.diagonal(dim1=-2, dim2=-1) - own.diagonal(dim1=-2, dim2=-1)
-    inverse = torch.cholesky_inverse(torch.linalg.cholesky(ridge)).diagonal(dim1=-2, dim2=-1)
-    free = float((1 - spread * inverse).sum(-1).mean())
+    spread = ridge.moments.diagonal(dim1=-2, dim2=-1) - own.diagonal(dim1=-2, dim2=-1)
+    free = float((1 - spread * ridge.uncertainty).sum(-1).mean())
     noise = max(0.0, lack - explained) * free / max(count - free, 1.0)
     return min(1.0, max(0.0, 1.0 - noise / explained))
 
 
-def problem_for(weight: Weight, start: Tensor, moments: Tensor, pattern: Pattern, sparsity: float) -> Problem:
+def problem_for(weight: Weight, start: Tensor, factors: Factors, pattern: Pattern, sparsity: float) -> Problem:
     """The layer's problem with the choices its pattern allows."""
     form = weight.rows(weight.parameter.detach()).shape
 
@@ -151,7 +150,7 @@ def problem_for(weight: Weight, start: Tensor, moments: Tensor, pattern: Pattern
 
     banks = patterns.bank_drops(pattern, weight, sparsity)
     free = whole(sparsity, start.numel()) if type(pattern) is patterns.Unstructured else None
-    return Problem(start, moments, choose, banks, by_row=bool(banks), drops=free)
+    return Problem(start, factors, choose, banks, by_row=bool(banks), drops=free)
 
 
 def loudness(norm: nn.Module | None, matrix: Tensor) -> Tensor:
@@ -188,7 +187,7 @@ def held_aside(
         task = problem_for(weight, start * scale, ridge, pattern, sparsity)
         mask = given
         if mask is None:
-            mask = task.choose(task.weight.square() * ridge.diagonal(dim1=-2, dim2=-1).unsqueeze(-2))
+            mask = task.choose(task.weight.square() * ridge.moments.diagonal(dim1=-2, dim2=-1).unsqueeze(-2))
         values = optimum(task, mask, rounds=TRIAL, gain=GAIN).double()
         error = size + float((values @ there * values - 2 * values * aimed * scale).sum())
         if error > (1 - WORTH) * least:
@@ -262,9 +261,12 @@ def rebuild(
 def _start(
     weight: Weight, matrix: Tensor, moments: Moments, own: Tensor, cross: Tensor | None, shift: bool, last: bool,
     settings: ReconstructOptions,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Factors]:  # fmt: skip
     """(W*, H) as `aim` finds them, W* drawn towards the dense weight as far as the difference may be chance."""
-    ridge = damped(own, settings.damping)
+    key = (shift, settings.damping)
+    if key not in moments.factors:
+        moments.factors[key] = Factors(damped(own, settings.damping))
+    ridge = moments.factors[key]
     if not settings.towards:
         return matrix, ridge
     best = aim(matrix, ridge, wanted(matrix, own, cross, moments, shift, last))

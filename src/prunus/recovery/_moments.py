@@ -18,6 +18,7 @@ from prunus.errors import BadInput
 from prunus.layers import Weight
 from prunus.recovery._record import Recorder, Stop, Use, added_to, norms_of, place, real, storage
 from prunus.recovery._shelf import trim
+from prunus.recovery._solve import Factors
 from prunus.recovery._units import UnitWalk
 
 PLENTY = 32
@@ -42,6 +43,7 @@ class Moments:
     take the place of `cross` and `beside` where that is less work.
     lack: sum of (W x + g - W z)^2 by weight, what the outputs lack with the dense weights.
     aside: the same sums over the batches held aside; the others hold them too.
+    factors: of these moments, about their means or not, by damping; made when the first layer asks for them.
     """
 
     own: Tensor
@@ -57,6 +59,7 @@ class Moments:
     target: Tensor | None = None
     aimed: Tensor | None = None
     aside: Moments | None = None
+    factors: dict[tuple[bool, float], Factors] = field(default_factory=dict)
 
     def rest(self) -> Moments:
         """The sums without those over the batches held aside."""
@@ -73,7 +76,7 @@ class Moments:
                 return {name: sign(value, its[name]) for name, value in mine.items()}
             return None if mine is None else sign(mine, its)
 
-        names = [entry.name for entry in fields(self) if entry.name != "aside"]
+        names = [entry.name for entry in fields(self) if entry.name not in ("aside", "factors")]
         return Moments(**{name: each(getattr(self, name), getattr(other, name)) for name in names})
 
     @classmethod

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -34,9 +35,47 @@ _RAISES = 40
 """How often the damping of moments that are not positive definite is raised tenfold."""
 
 
+class Factors:
+    """Second moments (groups, columns, columns), positive definite, and what is computed of them once.
+
+    Layers with the same inputs share them.
+    """
+
+    def __init__(self, moments: Tensor) -> None:
+        self.moments = moments
+        self.known: dict[torch.dtype, tuple[Tensor, ...]] = {}
+
+    @cached_property
+    def lower(self) -> Tensor:
+        """The Cholesky factor, in double precision."""
+        found: Tensor = torch.linalg.cholesky(self.moments.double())
+        return found
+
+    @cached_property
+    def uncertainty(self) -> Tensor:
+        """The diagonal of the inverse (groups, columns), in double precision."""
+        return torch.cholesky_inverse(self.lower).diagonal(dim1=-2, dim2=-1).clone()
+
+    @cached_property
+    def upper(self) -> Tensor:
+        """L^T with H^-1 = L L^T, in double precision: row j leads the update when column j goes."""
+        found: Tensor = torch.linalg.cholesky(torch.cholesky_inverse(self.lower)).transpose(-1, -2)
+        return found
+
+    def spectrum(self, kind: torch.dtype) -> tuple[Tensor, ...]:
+        """(scale, moments, values, vectors): the moments scaled to a diagonal of ones, and their eigenvectors."""
+        if kind not in self.known:
+            moments = self.moments.to(kind)
+            scale = moments.diagonal(dim1=-2, dim2=-1).rsqrt().unsqueeze(-2)
+            moments = moments * scale * scale.transpose(-1, -2)
+            values, vectors = torch.linalg.eigh(moments)
+            self.known[kind] = (scale, moments, values.clamp_min(0.0).unsqueeze(-2), vectors)
+        return self.known[kind]
+
+
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """Reconstruct `weight` (groups, rows, columns) under second moments `moments` (groups, columns, columns).
+    """Reconstruct `weight` (groups, rows, columns) under the second moments of `factors` (groups, columns, columns).
 
     `choose` gives the mask of the layer's pattern, `banks` (start, length, drops) along a row where the pattern takes
     equally many weights from each bank of every row, and `by_row` says whether rows may be chosen independently.
@@ -44,11 +83,15 @@ class Problem:
     """
 
     weight: Tensor
-    moments: Tensor
+    factors: Factors
     choose: Choose
     banks: Sequence[tuple[int, int, int]] = ()
     by_row: bool = False
     drops: int | None = None
+
+    @property
+    def moments(self) -> Tensor:
+        return self.factors.moments
 
     @property
     def dtype(self) -> torch.dtype:
@@ -128,11 +171,10 @@ def sweep(problem: Problem, block: int = 128) -> tuple[Tensor, Tensor]:
     """
     kind = problem.dtype
     weight = problem.weight.to(kind).clone()
-    inverse = torch.cholesky_inverse(torch.linalg.cholesky(problem.moments.double()))
-    upper = torch.linalg.cholesky(inverse).transpose(-1, -2).to(kind)  # H^-1 = L L^T; row j of L^T leads the update
     if not problem.banks and problem.drops is None:
-        mask = problem.choose(weight.square() / inverse.diagonal(dim1=-2, dim2=-1).to(kind).unsqueeze(-2))
+        mask = problem.choose(weight.square() / problem.factors.uncertainty.to(kind).unsqueeze(-2))
         return mask, weight * mask
+    upper = problem.factors.upper.to(kind)
     mask = torch.ones_like(weight, dtype=torch.bool)
     for begin, end, banks in _blocks(problem, block):
         if problem.drops is not None:  # as many in each block as its share of the columns
@@ -183,12 +225,8 @@ def _sweep_block(
 def alternate(problem: Problem, rounds: int = 100, first: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Mask and values after ADMM. The penalty grows while the mask still moves, faster the more it moves."""
     kind = problem.dtype
-    moments = problem.moments.to(kind)
-    scale = moments.diagonal(dim1=-2, dim2=-1).rsqrt().unsqueeze(-2)
+    scale, moments, values, vectors = problem.factors.spectrum(kind)
     weight = problem.weight.to(kind) / scale
-    moments = moments * scale * scale.transpose(-1, -2)
-    values, vectors = torch.linalg.eigh(moments)
-    values = values.clamp_min(0.0).unsqueeze(-2)
     back = vectors.transpose(-1, -2).contiguous()
     target = weight @ moments
     mask = problem.choose(weight.square()) if first is None else first

@@ -181,9 +181,9 @@ def _looks(panel: Panel) -> dict[str, Any]:
     return {"looks": [list(pair) for pair in zip(axes[0][1], axes[1][1])], "legend": [axes[0][0], axes[1][0]]}
 
 
-def _way(group: SeedGroup) -> tuple[bool, bool, bool, str, str]:
+def _way(group: SeedGroup) -> tuple[bool, bool, bool, str, str, str]:
     """How the weights were chosen; plain pruning by magnitude, the yardstick, comes first."""
-    return (group.method != "prune", group.score != "magnitude", group.tuned, group.method, group.score)
+    return (group.method != "prune", group.score != "magnitude", group.tuned, group.method, group.score, group.spread)
 
 
 def _group(title: str, group: SeedGroup, on_front: bool) -> dict[str, Any]:

@@ -173,14 +173,13 @@ def beside(panel: Panel) -> str:
     alike = [
         g for g in panel.groups if (g.pattern, g.sparsity, g.tuned) == (chosen.pattern, chosen.sparsity, chosen.tuned)
     ]
-    known = [(g.merit, f"{g.way} {panel.metric.show(g.told.value)}") for g in alike if g.told and g.merit is not None]
+    known = [(g.merit, g.way, panel.metric.show(g.told.value)) for g in alike if g.told and g.merit is not None]
     if len(known) < 2:
         return ""
-    (_, first), *others = sorted(known, key=lambda pair: -pair[0])
-    way, _, value = first.partition(" ")
+    (_, way, value), *others = sorted(known, key=lambda each: -each[0])
     verb = "keeps" if panel.metric.percent else "has"
     where = f"At {percent(chosen.sparsity, 0)} zeros ({chosen.pattern})"
-    return f"{where}, {way} {verb} {value}, {', '.join(other for _, other in others)}."
+    return f"{where}, {way} {verb} {value}, {', '.join(f'{other} {its}' for _, other, its in others)}."
 
 
 def _fall(panel: Panel) -> str:

@@ -42,7 +42,7 @@ class ReconstructOptions:
     descent: int = 0
     rate: float = 0.01
     batch_size: int = 64
-    memory: float = 3e8
+    memory: float = 2e8
     progress: bool | None = None
     folder: str | Path | None = None
 

@@ -32,7 +32,10 @@ class Mean:
 
 @dataclass(frozen=True)
 class SeedGroup:
-    """One configuration over its seeds; `results` are its cells in the order of their seeds."""
+    """One configuration over its seeds; `results` are its cells in the order of their seeds.
+
+    `spread` is how the zeros were spread over the layers ("damage"), where that differs among the cells of a study.
+    """
 
     model: str
     width: float
@@ -43,6 +46,7 @@ class SeedGroup:
     sparsity: float
     results: tuple[Result, ...]
     tuned: bool = False
+    spread: str = ""
     means: dict[str, Mean] = field(default_factory=dict)
 
     def mean(self, column: str) -> float | None:
@@ -116,7 +120,8 @@ class SeedGroup:
     @property
     def way(self) -> str:
         """How the weights that go were chosen: the score of plain pruning, or the method."""
-        return self.score if self.method == "prune" else self.method
+        way = self.score if self.method == "prune" else self.method
+        return f"{way} by {self.spread}" if self.spread else way
 
     @property
     def title(self) -> str:
@@ -132,19 +137,32 @@ class SeedGroup:
 def grouped(results: Iterable[Result]) -> list[SeedGroup]:
     """Finished cells by everything but the seed, in the order of the store.
 
-    Where some cells were fine-tuned and others were not, those that were are marked so.
+    Where some cells were fine-tuned and others were not, those that were are marked so; and those with another
+    allocation than equal shares, where both occur.
     """
     found: dict[tuple[Any, ...], list[Result]] = {}
     done = [result for result in results if result.status == "done"]
     mixed = len({_tuned(result) for result in done}) > 1
+    several = len({_spread(result) for result in done}) > 1
     for result in done:
         settings = json.dumps(result.config["settings"], sort_keys=True)
         key = (*(result.config.get(axis, "prune") for axis in AXES), settings)
         found.setdefault(key, []).append(result)
     return [
-        SeedGroup(**dict(zip(AXES, key)), results=tuple(ms), tuned=mixed and _tuned(ms[0]), means=_means(ms))
+        SeedGroup(
+            **dict(zip(AXES, key)),
+            results=tuple(ms),
+            tuned=mixed and _tuned(ms[0]),
+            spread=_spread(ms[0]) if several else "",
+            means=_means(ms),
+        )
         for key, ms in found.items()
     ]
+
+
+def _spread(result: Result) -> str:
+    found = str(result.config["settings"].get("allocation", "uniform"))
+    return "" if found == "uniform" else found
 
 
 def _tuned(result: Result) -> bool:

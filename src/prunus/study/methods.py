@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import functools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -115,7 +116,7 @@ def make(cell: Cell, dense: nn.Module, train: Any, state: Path | None = None) ->
     reason = misfit(cell.method, cell.pattern)
     if reason:
         raise BadInput(reason)
-    made = {
+    ways: dict[str, Callable[[Cell, nn.Module, Any], Made]] = {
         "prune": _prune,
         "reconstruct": functools.partial(_reconstruct, state=state),
         "gradual": _gradual,
@@ -125,7 +126,8 @@ def make(cell: Cell, dense: nn.Module, train: Any, state: Path | None = None) ->
         "gem-miner": _ticket,
         "multicoated": _ticket,
         "shrink": _shrink,
-    }[first](cell, dense, train)
+    }
+    made = ways[first](cell, dense, train)
     if distilled:
         from prunus.settings.training import DISTILLING
         from prunus.training import distil
@@ -133,9 +135,7 @@ def make(cell: Cell, dense: nn.Module, train: Any, state: Path | None = None) ->
         length = cell.settings.distil
         config = _config(cell, cell.settings.finetune_lr, salt=2).replace(clip=DISTILLING.clip)
         if state is not None:
-            place = state / "distil"
-            begun = place.is_dir() and any(place.iterdir())
-            config = config.replace(folder=place, every=_SAVED, keep=1, resume=begun)
+            config = config.replace(folder=state / "distil", every=_SAVED, keep=1, resume=True)
         masks = None if made.smaller else made.masks
         distil(made.model, dense, train, length=length, masks=masks, config=config)
     made.model.eval()
