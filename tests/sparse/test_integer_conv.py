@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -325,6 +326,62 @@ def test_a_program_refuses_what_does_not_fit_together() -> None:
         program.conv(packed.integer_weight, sizes, 16, 8, 8, 0, False, False, 0.0, 0.0, 5, -1)
     with pytest.raises(ValueError, match="pooled"):
         program.max_pool(9, 9, 1, 1, 0)
+
+
+@pytest.mark.parametrize("channels", [20, 33, 40])
+@pytest.mark.parametrize("side", [3, 16])
+def test_channels_that_only_fill_up_a_bank_count_as_zeros(level: str, channels: int, side: int) -> None:
+    """Also where pixels stand in the lanes; and they count for nothing in the sums that take out the zero point."""
+    generator = torch.Generator().manual_seed(channels)
+    geometry = ConvGeometry(channels, 40, (3, 3), padding=(1, 1))
+    matrix = torch.randn(40, geometry.columns(16), generator=generator)
+    packed = pack(matrix, 16, torch.int8)
+    x = torch.randn(2, channels, side, side, generator=generator) + 0.7  # a zero point of its own
+    found = run_conv2d(packed, geometry, x)
+    expected = integer_conv2d(packed, geometry, x, None, None, False)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-4)
+
+
+def test_another_bias_at_the_same_place_is_seen() -> None:
+    torch.manual_seed(7)
+    layer = SparseConv2d.from_dense(nn.Conv2d(16, 32, 3), dtype=torch.int8, activations=torch.int8)
+    base, x = torch.randn(64), torch.randn(1, 16, 8, 8)
+    with torch.no_grad():
+        layer.bias.data = base[:32]
+        layer(x)
+        for wrong in (base[::2], base[:5], base[:32].double()):
+            layer.bias.data = wrong
+            with pytest.raises(BadInput, match="a bias of 32 numbers in one piece"):
+                layer(x)
+
+
+def test_a_run_sees_other_sizes_of_a_layer() -> None:
+    model, x = small(8)
+    fast = fused(model, x, True)
+    with torch.no_grad():
+        first = fast(x)
+        fast.two.geometry = dataclasses.replace(fast.two.geometry, dilation=(2, 2), padding=(2, 2))
+        second = fast(x)
+        assert not torch.equal(first, second)
+        assert torch.equal(second, torch.fx.Interpreter(fast).run(x))
+
+
+def test_operators_that_are_given_the_same_weight_again_keep_what_they_made() -> None:
+    torch.manual_seed(9)
+    layer = SparseConv2d.from_dense(nn.Conv2d(64, 64, 3), dtype=torch.int8, activations=torch.int8)
+    x = torch.randn(1, 64, 8, 8)
+    layer(x)  # gradients are wanted: the operator runs
+    known = layer.packed.values._prunus_view.programs
+    weight, count = known["weight"], len(known)
+    assert torch.equal(layer(x), layer(x))
+    assert known["weight"] is weight
+    assert len(known) == count
+
+
+def test_images_without_pixels_are_refused() -> None:
+    layer = SparseConv2d.from_dense(nn.Conv2d(16, 8, 3, padding=2), dtype=torch.int8, activations=torch.int8)
+    with torch.no_grad(), pytest.raises(BadInput, match="at least one pixel"):
+        layer(torch.randn(1, 16, 0, 5))
 
 
 def test_float32_takes_the_place_of_slower_integers() -> None:

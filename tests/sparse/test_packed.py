@@ -325,6 +325,28 @@ def test_inconsistent_tensors_are_found() -> None:
             assert bad.problem() != "" or torch.equal(bad.dense(), good.dense())
 
 
+@pytest.mark.skipif(kernels() is None, reason="the compiled kernels do the checking")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8], ids=str)
+@pytest.mark.parametrize("bank", BANKS)
+def test_values_that_kernels_would_lay_elsewhere_are_refused(bank: int, dtype: torch.dtype) -> None:
+    """A file may hold weights in lanes past the last row, or one column of a row twice: kernels count on neither."""
+    generator = torch.Generator().manual_seed(31)
+    good = pack(sparse_matrix(generator, 17, 2 * bank, 0.9, "free"), bank, dtype)
+    assert good.problem() == ""
+
+    def wrong(**others: torch.Tensor) -> str:
+        made = Packed(good.rows, good.cols, good.bank, *(good.tensors() | others).values())
+        assert made.problem() == _content_problem(made)
+        return made.problem()
+
+    past = good.values.clone()
+    past.view(-1, 16)[-1, 1:] = 5  # the second group has one row
+    assert "past the last row" in wrong(values=past)
+    past.view(-1, 16)[-1, 1:] = 0
+    assert wrong(values=past) == ""
+    assert "twice" in wrong(index=torch.zeros_like(good.index))
+
+
 def test_module_copies_saves_and_differentiates() -> None:
     generator = torch.Generator().manual_seed(15)
     dense = torch.nn.Linear(48, 33)

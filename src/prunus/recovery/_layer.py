@@ -199,7 +199,7 @@ def held_aside(
 def find(problem: Problem, refine: int) -> tuple[Tensor, Tensor]:
     """(mask, values): the best of the sweep and of ADMM, row by row where the pattern allows it."""
     candidates = [sweep(problem)]
-    if not problem.banks:  # what a unit does, also together with its neighbours: exact for whole rows
+    if not problem.banks and problem.drops is None:  # what a unit does, also with its neighbours: exact for whole rows
         weight = problem.weight
         mask = problem.choose(weight * (weight @ problem.moments.to(weight.dtype)))
         candidates.append((mask, weight * mask))

@@ -75,7 +75,10 @@ def run_conv2d(
 
 def _kind(bias: Tensor | None, other: Tensor | None, relu: bool, span: Span | None) -> tuple[Any, ...]:
     """What a program depends on beside its geometry and the size of the images."""
-    return (0 if bias is None else bias.data_ptr(), other is None, relu, span, kernels().level())
+    if bias is None:
+        return (0, other is None, relu, span, kernels().level())
+    plain = (bias.data_ptr(), bias.numel(), bias.is_contiguous(), bias.dtype)  # another may stand at the same place
+    return (plain, other is None, relu, span, kernels().level())
 
 
 def _program(

@@ -66,7 +66,9 @@ def dense_linear(packed: Packed, x: Tensor, bias: Tensor | None, relu: bool) -> 
 def check_bias(packed: Packed, bias: Tensor) -> None:
     if bias.numel() != packed.rows or bias.dtype != torch.float32 or not bias.is_contiguous() or not bias.is_cpu:
         found = f"{bias.dtype} {tuple(bias.shape)} on {bias.device}"
-        raise BadInput(f"The layer wants a bias of {packed.rows} numbers, float32 on the CPU, but it is {found}.")
+        raise BadInput(
+            f"The layer wants a bias of {packed.rows} numbers in one piece, float32 on the CPU, but it is {found}."
+        )
 
 
 def check_linear(packed: Packed, x: Tensor, bias: Tensor | None) -> None:
@@ -85,10 +87,10 @@ class _Known:
     It holds addresses, and no tensors but the one it is written on: nothing stays in memory for it.
     """
 
-    __slots__ = ("integer", "layer", "others", "size", "stamp")
+    __slots__ = ("integer", "layer", "others", "programs", "size", "stamp")
 
     def __init__(self, packed: Packed, tensors: list[Tensor]) -> None:
-        self.layer = packed.layer
+        self.layer, self.programs = packed.layer, packed.programs
         self.integer = packed.values.dtype == torch.int8 and packed.cols <= MOST_IN_ROW
         self.size = (packed.rows, packed.cols, packed.bank)
         self.others = [weakref.ref(tensor) for tensor in tensors[1:]]
@@ -122,7 +124,7 @@ def packed_of(rows: int, cols: int, bank: int, tensors: list[Tensor]) -> Packed:
         return packed
     known = getattr(tensors[0], "_prunus_view", None)
     if known is not None and known.of(rows, cols, bank, tensors):
-        packed.__dict__["layer"] = known.layer
+        packed.__dict__["layer"], packed.__dict__["programs"] = known.layer, known.programs
     elif packed.layer is not None:
         tensors[0]._prunus_view = _Known(packed, tensors)  # type: ignore[attr-defined]
     return packed
@@ -289,6 +291,8 @@ def check_image(geometry: ConvGeometry, x: Tensor) -> tuple[int, int]:
         raise BadInput(f"The layer takes images (n, {geometry.inputs}, h, w), but got shape {tuple(x.shape)}.")
     if x.dtype != torch.float32 or not x.is_cpu:
         raise BadInput(f"Sparse layers run float32 on the CPU, but the input is {x.dtype} on {x.device}.")
+    if not shape[2] or not shape[3]:
+        raise BadInput(f"Images need at least one pixel, but got shape {tuple(x.shape)}.")
     height, width = geometry.output(shape[2], shape[3])
     if height < 1 or width < 1:
         raise BadInput(f"Images of {x.shape[2]} x {x.shape[3]} pixels are smaller than the kernel {geometry.kernel}.")

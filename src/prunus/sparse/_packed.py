@@ -30,6 +30,7 @@ from prunus.errors import BadInput
 
 LANES = 16
 BANKS = (16, 32, 64, 128, 256)
+_WEIGHT = "weight"
 KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
 
 
@@ -109,12 +110,19 @@ class Packed:
         """The same weights in the order of the integer kernels; holds no addresses."""
         if self.layer is None:
             return None
-        fields = (self.values, self.index, self.schedule, self.starts, self.scale)
-        return kernels().IntegerWeight(self.rows, self.cols, self.bank, *(tensor.data_ptr() for tensor in fields))  # type: ignore[union-attr]
+        found = self.programs.get(_WEIGHT)
+        if found is None:
+            fields = (self.values, self.index, self.schedule, self.starts, self.scale)
+            addresses = [tensor.data_ptr() for tensor in fields]  # type: ignore[union-attr]
+            found = self.programs[_WEIGHT] = kernels().IntegerWeight(self.rows, self.cols, self.bank, *addresses)
+        return found
 
     @cached_property
     def programs(self) -> dict[Any, Any]:
-        """Convolutions on this weight that are ready to run, by all that they depend on."""
+        """Convolutions on this weight that are ready to run, by all that they depend on, and `integer_weight`.
+
+        Operators that are given the same tensors again share it.
+        """
         return {}
 
     def _checked(self) -> tuple[Any, str]:
@@ -324,5 +332,10 @@ def _content_problem(packed: Packed) -> str:
         part = packed.schedule[start : start + count]
         if bool((part.diff() < 0).any()) or (count and int(part.bincount().max()) > packed.bank):
             return "a schedule is out of order"
-    _, column, _ = entries(packed)
-    return "an index points outside its bank" if column.numel() and int(column.max()) >= packed.cols else ""
+    row, column, value = entries(packed, scaled=False)
+    if column.numel() and int(column.max()) >= packed.cols:
+        return "an index points outside its bank"
+    if int(packed.values.count_nonzero()) > int(value.count_nonzero()):
+        return "a value stands past the last row"
+    places = (row * packed.cols + column)[value != 0]
+    return "a row names a column twice" if len(places.unique()) < len(places) else ""

@@ -264,8 +264,8 @@ def _current(laid: _Laid, convs: Sequence[SparseConv2d]) -> bool:
 
 
 def _manner(conv: SparseConv2d) -> Any:
-    """What it does beside its weights: the activation, and how inputs are quantised."""
-    return conv.relu, conv.ends() if conv.activations is not None else False
+    """What it does beside its weights: its sizes, the activation, and how inputs are quantised."""
+    return conv.geometry, conv.relu, conv.ends() if conv.activations is not None else False
 
 
 def _address(tensor: Tensor | None) -> int:

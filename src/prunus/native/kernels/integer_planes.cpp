@@ -144,10 +144,13 @@ PlaneRows::PlaneRows(const IntegerMatrix &matrix, const Conv &c, int64_t bank) :
     blocks = std::min(blocks, c.channels);
     step = (c.channels + blocks - 1) / blocks, blocks = (c.channels + step - 1) / step;
     std::vector<std::vector<Weight>> weights(static_cast<size_t>(blocks * rows));
+    sum.assign(size_t(rows), 0);
     matrix.each([&](int64_t row, int64_t column, int8_t value) {
         const bool few = c.channels < bank;
         const int64_t tap = few ? column / c.channels : column / bank % taps;
         const int64_t channel = few ? column % c.channels : column / bank / taps * bank + column % bank;
+        if (channel >= c.channels) return;  // fills up the last bank, and meets zeros
+        sum[size_t(row)] += value;
         const int64_t at = channel % step * shifts.plane + shifts.place(c, tap);
         weights[size_t(channel / step * rows + row)].push_back({uint32_t(at), value});
     });

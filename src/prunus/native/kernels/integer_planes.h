@@ -52,6 +52,7 @@ struct PlaneRows {
     std::vector<Octet> octets;
     std::vector<int64_t> start;  // [blocks * rows]: where its octets begin
     std::vector<int32_t> quads;  // [blocks * rows]: how many fours; of an odd number the last octet holds one
+    std::vector<int32_t> sum;    // of each row's weights
     PlaneRows(const IntegerMatrix &, const Conv &, int64_t bank);
 };
 

@@ -118,14 +118,14 @@ void IntegerProgram::arrange(Layer &layer) {
     double by_rows = 0.0;
     for (const IntegerGroup &g : m.groups) by_rows += 24.0 * g.full + 8.0 * g.quads + 10.0 * g.pairs + 14.0 * g.crossed;
     const double all = double(m.count) * plane_cost, lanes_used = double(round_up(pixels, pixels_at_once));
-    if (c.channels < layer.bank || all * lanes_used <= (by_rows + double(m.count) * turn_cost) * double(pixels)) {
+    layer.pitch = round_up(c.channels, layer.bank), layer.line = (c.width + 2 * c.pad_x) * layer.pitch;
+    const bool large = (c.height + 2 * c.pad_y) * layer.line > std::numeric_limits<int32_t>::max();  // for its places
+    if (large || c.channels < layer.bank ||
+        all * lanes_used <= (by_rows + double(m.count) * turn_cost) * double(pixels)) {
         layer.rows = std::make_shared<const PlaneRows>(m, c, layer.bank);
         spare_ = std::max(spare_, Shifts::around(c));
         return;
     }
-    layer.pitch = round_up(c.channels, layer.bank), layer.line = (c.width + 2 * c.pad_x) * layer.pitch;
-    if ((c.height + 2 * c.pad_y) * layer.line > std::numeric_limits<int32_t>::max())
-        throw std::invalid_argument("an image is too large");
     for (const int32_t number : m.bank) {
         const int64_t tap = number / ratio % taps, block = number / ratio / taps * layer.bank + number % ratio * table;
         const int64_t y = tap / c.kernel_x * c.dilation_y, x = tap % c.kernel_x * c.dilation_x;
@@ -256,7 +256,7 @@ PlaneTask IntegerProgram::plane_task(const Image &image, int value, int64_t row,
     const int64_t at = row * v.pixels() + first;
     PlaneTask t = {};
     t.step = image.steps[layer.bytes], t.relu = layer.relu, t.plane = v.pixels();
-    t.sum = layer.matrix->sum.data() + row, t.scale = layer.matrix->scale.data() + row;
+    t.sum = layer.rows->sum.data() + row, t.scale = layer.matrix->scale.data() + row;
     t.bias = layer.bias ? layer.bias + row : nullptr;
     t.out = image.floats(v) ? image.floats(v) + at : nullptr;
     t.other = v.other >= 0 ? image.floats(values_[size_t(v.other)]) + at : nullptr;

@@ -1,6 +1,7 @@
 #include "pack.h"
 
 #include <algorithm>
+#include <bitset>
 #include <cstring>
 
 #if defined(__SSE2__)
@@ -127,6 +128,16 @@ void unpack(const Packed &p, const float *scale, float *out) {
     }
 }
 
+namespace {
+
+bool is_zero(const Packed &p, int64_t at) {
+    if (p.kind == Values::f32) return static_cast<const float *>(p.values)[at] == 0.0f;
+    if (p.kind == Values::bf16) return (static_cast<const uint16_t *>(p.values)[at] & 0x7fff) == 0;
+    return static_cast<const int8_t *>(p.values)[at] == 0;
+}
+
+}  // namespace
+
 const char *verify(const Packed &p, int64_t schedule_size, int64_t slots, int64_t packets) {
     const int64_t per_packet = p.per_packet();
     const uint32_t mask = per_packet == 2 ? 15 : 255;
@@ -135,6 +146,7 @@ const char *verify(const Packed &p, int64_t schedule_size, int64_t slots, int64_
         if (p.slot_start[g] < p.slot_start[g - 1] || p.slot_start[g] > slots ||
             p.packet_start[g] < p.packet_start[g - 1] || p.packet_start[g] > packets)
             return "a group's values or index reach past the end";
+    std::bitset<256> taken[lanes];  // columns of a bank that a row has named
     for (int64_t g = 0; g < p.groups; ++g) {
         const int64_t here = p.slots(g), start = p.schedule_start[g];
         if (p.packet_start[g + 1] - p.packet_start[g] != (here + per_packet - 1) / per_packet)
@@ -148,9 +160,16 @@ const char *verify(const Packed &p, int64_t schedule_size, int64_t slots, int64_
             if (s >= p.bank && p.schedule[start + s - p.bank] == bank) return "a bank has more slots than columns";
             const uint32_t width = uint32_t(std::min(p.bank, p.cols - bank * p.bank));
             const uint8_t *packet = p.index + (p.packet_start[g] + s / per_packet) * lanes;
-            for (int64_t i = 0; i < lanes; ++i)
-                if ((uint32_t(packet[i] >> (s % per_packet * 4)) & mask) >= width)
-                    return "an index points outside its bank";
+            if (s == 0 || bank != p.schedule[start + s - 1])
+                for (std::bitset<256> &columns : taken) columns.reset();
+            for (int64_t i = 0; i < lanes; ++i) {
+                const uint32_t column = uint32_t(packet[i] >> (s % per_packet * 4)) & mask;
+                if (column >= width) return "an index points outside its bank";
+                if (is_zero(p, (p.slot_start[g] + s) * lanes + i)) continue;
+                if (g * lanes + i >= p.rows) return "a value stands past the last row";
+                if (taken[i].test(column)) return "a row names a column twice";
+                taken[i].set(column);
+            }
         }
     }
     if (p.slot_start[p.groups] != slots || p.packet_start[p.groups] != packets)
