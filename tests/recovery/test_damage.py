@@ -76,3 +76,21 @@ def test_the_cost_of_large_errors_is_measured_and_not_taken_from_small_ones() ->
         prunus.reconstruct(model, 0.9, data, pattern="unstructured", samples=512)
         lost = float((model(data) - dense).square().mean() / dense.var())
     assert 0.8 * lost < found[2] < 1.25 * lost
+
+
+def test_a_network_that_has_zeros_already() -> None:
+    """Up to its own sparsity it loses nothing but rounding, which must not be taken for a measurement."""
+    torch.manual_seed(0)
+    data = torch.randn(128, 16, 8, 8)
+    layers: list[nn.Module] = []
+    for _ in range(3):
+        norm = nn.BatchNorm2d(16)
+        norm.running_var.uniform_(0.5, 2.0)
+        layers += [nn.Conv2d(16, 16, 3, padding=1, bias=False), norm, nn.ReLU()]
+    model = nn.Sequential(*layers).eval()
+    prunus.reconstruct(model, 0.5, data, samples=128)
+    grid = (0.0, 0.2, 0.3, 0.4, 0.45, 0.5, 0.6, 0.7, 0.8)
+    found = prunus.recovery.measure_damage(model, data, samples=128, grid=grid)
+    for curve in found.curves.values():
+        assert max(curve[:5]) < 1e-6
+        assert 1e-3 < curve[-1] < 2.0

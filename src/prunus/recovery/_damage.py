@@ -30,6 +30,8 @@ from prunus.recovery._units import UnitWalk, divide, looks_back
 
 ENDS = 2
 """The network runs to its end on so many batches."""
+NOISE = 0.01
+"""An error counts from this part of the largest on."""
 REACH = 0.25
 """How far a layer may go beyond the sparsity of the whole, and half as far as it may stay below it: losses add up only
 as long as they are small."""
@@ -118,7 +120,9 @@ def _curves(
             for name in stage.names:
                 norm = model.get_submodule(stage.norms[name]) if name in stage.norms else None
                 trials = _trials(weights[name], moments, norm, choices, damping)
-                place = max(len(trials) // 2, next((at for at, trial in enumerate(trials) if trial[0] > 0), 0))
+                # Of a network that has zeros already the first errors are rounding, and tell nothing.
+                least = NOISE * trials[-1][0]
+                place = max(len(trials) // 2, next((at for at, trial in enumerate(trials) if trial[0] > least), 0))
                 known = [
                     (error, _lost(walk, weights[name], values, moments, norm, ends, keeps))
                     for error, values in (trials[place], trials[-1])
