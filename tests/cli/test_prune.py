@@ -51,6 +51,16 @@ def test_prune_writes_weights_and_masks(trained: Path, capsys: pytest.CaptureFix
     assert 0 <= record["accuracy_after"] <= 1
 
 
+@pytest.mark.parametrize(("given", "file"), [("p", "p.safetensors"), ("a.b", "a.b"), ("q.bin", "q.bin")])
+def test_a_name_without_an_ending_gets_that_of_safetensors(
+    given: str, file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["prune", "fc:16-16-4", "--sparsity", "0.5", "-o", str(tmp_path / given), "--json"]) == 0
+    assert Path(json.loads(capsys.readouterr().out)["weights_file"]) == tmp_path / file
+    assert (tmp_path / file).is_file()
+    assert (tmp_path / f"{Path(file).stem}.masks.safetensors").is_file()
+
+
 def test_the_table_is_for_people(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["prune", "fc:64-48-32-10", "--weights", str(trained), "--data", "digits"]) == 0
     text = capsys.readouterr().out

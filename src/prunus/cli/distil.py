@@ -53,6 +53,7 @@ def distil(
     import torch
 
     from prunus.cli._inputs import quality
+    from prunus.cli.prune import file_named
     from prunus.contract import Masks
     from prunus.errors import BadInput
     from prunus.models import resolve, save_weights
@@ -73,8 +74,7 @@ def distil(
     record: dict[str, Any] = {"model": model, "data": data, "length": length, "final": history[-1].to_dict()}
     record |= before | quality(student, test, metric, "after")
     if output is not None:
-        save_weights(student, output)
-        record["weights_file"] = str(output)
+        record["weights_file"] = str(save_weights(student, file_named(output)))
     _print(record, history, folder, json)
 
 

@@ -134,10 +134,16 @@ def _quality(
     return {"metric": metric, f"{metric}_before": before, f"{metric}_after": after}
 
 
+def file_named(output: Path) -> Path:
+    """The file that `-o` names; a name without an ending gets that of safetensors."""
+    return output if output.suffix else output.with_name(f"{output.name}.safetensors")
+
+
 def write_pruned(network: Any, masks: Any, output: Path) -> dict[str, str]:
     """The weights, and the masks in a file beside them; returns both names."""
     from prunus.models import save_weights
 
+    output = file_named(output)
     beside = output.with_name(f"{output.stem}.masks.safetensors")
     save_weights(network, output)
     masks.save(beside)

@@ -162,8 +162,10 @@ def _times(network: Any, small: Any, example: Any) -> dict[str, float]:
 def _write(small: Any, masks: Any, output: Path | None) -> dict[str, str]:
     if output is None:
         return {}
+    from prunus.cli.prune import file_named
     from prunus.structure import save
 
+    output = file_named(output)
     beside = output.with_name(f"{output.stem}.masks.safetensors")
     save(small, output)
     masks.save(beside)
