@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import math
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
@@ -20,6 +18,7 @@ from prunus.graph import unwrapped
 from prunus.layers import EMBEDDING, Weight, all_weights, as_globs, require_module
 from prunus.pruning import allocations, find_masks, patterns
 from prunus.recovery._calibration import calibrate_on, head
+from prunus.recovery._copies import require_finite, take_over, working_copy
 from prunus.recovery._damage import Damage, around, damage, steps
 from prunus.recovery._descent import descend
 from prunus.recovery._layer import LayerResult, rebuild
@@ -97,7 +96,7 @@ def reconstruct(
     kept = saved(inner, calibration, options, *asked)
     with nullcontext() if kept is None else locked(kept.folder, "reconstruction"):
         plan = _plan(inner, sparsity, shape, allocation, exclude, masks, misfits, calibration, options, kept)
-        work = _copy(inner, plan.names, options)
+        work = working_copy(inner, plan.names, whole=options.descent > 0)
         with (
             evaluating(inner),
             evaluating(work),
@@ -110,8 +109,8 @@ def reconstruct(
     if job.remarks:
         warnings.warn(" ".join(job.remarks), PrunusWarning, stacklevel=2)
     found = Masks.adopt({name: job.done[name].mask for name in plan.names}, _notes(job, shape, seed))
-    _require_finite(work)
-    _take_over(inner, work)
+    require_finite(work)
+    take_over(inner, work)
     found.apply_(inner)
     return found
 
@@ -134,31 +133,6 @@ def _notes(job: _Reconstruction, shape: Pattern, seed: int) -> dict[str, Any]:
         "layers": {name: result.errors() for name, result in job.done.items()},
         **({"remarks": job.remarks} if job.remarks else {}),
     }
-
-
-def _take_over(model: nn.Module, work: nn.Module) -> None:
-    """Copy everything that `work` holds into the model itself."""
-    with torch.no_grad():
-        own = model.state_dict()
-        for name, value in work.state_dict().items():
-            own[name].copy_(value)
-
-
-def _copy(model: nn.Module, names: Iterable[str], options: ReconstructOptions) -> nn.Module:
-    """A copy to work on. Parameters that nothing changes, such as embeddings, are those of the model itself."""
-    known = all_weights(model)
-    changing = {id(p) for name in names for p in known[name].module.parameters()}
-    if options.descent:  # moves whole units
-        changing = {id(p) for p in model.parameters()}
-    return copy.deepcopy(model, {id(p): p for p in model.parameters() if id(p) not in changing})
-
-
-def _require_finite(model: nn.Module) -> None:
-    for name, value in model.state_dict().items():
-        if not value.is_floating_point() or value.layout is not torch.strided or not value.numel():
-            continue
-        if not all(map(math.isfinite, value.aminmax())):  # isfinite would take memory, and embeddings are large
-            raise BadInput(f"The reconstruction of {name!r} is not finite: give more samples, or a larger damping.")
 
 
 # ---------------------------------------------------------------------------------------------------------------- plan

@@ -1,0 +1,42 @@
+"""The copy of a model that reconstruction works on: the model itself changes only when all is done."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterable
+
+import torch
+from torch import nn
+
+from prunus.errors import BadInput
+from prunus.layers import all_weights
+
+
+def take_over(model: nn.Module, work: nn.Module) -> None:
+    """Copy everything that `work` holds into the model itself."""
+    with torch.no_grad():
+        own = model.state_dict()
+        for name, value in work.state_dict().items():
+            own[name].copy_(value)
+
+
+def working_copy(model: nn.Module, names: Iterable[str], whole: bool) -> nn.Module:
+    """A copy to work on. Parameters that nothing changes, such as embeddings, are those of the model itself.
+
+    `names` are the weights that change, with all else that their modules hold; with `whole`, everything may.
+    """
+    known = all_weights(model)
+    changing = {id(p) for name in names for p in known[name].module.parameters()}
+    if whole:
+        changing = {id(p) for p in model.parameters()}
+    return copy.deepcopy(model, {id(p): p for p in model.parameters() if id(p) not in changing})
+
+
+def require_finite(model: nn.Module) -> None:
+    """Refuse a model that holds NaN or Inf."""
+    for name, value in model.state_dict().items():
+        if not value.is_floating_point() or value.layout is not torch.strided or not value.numel():
+            continue
+        if not all(map(math.isfinite, value.aminmax())):  # isfinite would take memory, and embeddings are large
+            raise BadInput(f"The reconstruction of {name!r} is not finite: give more samples, or a larger damping.")
