@@ -96,7 +96,6 @@ def distil(
         options or DistilOptions(),
     )
     require_module(student)
-    require_module(teacher)
     _require_alike(student, teacher)
     if masks is None:
         masks = Masks.from_model(student) or None
