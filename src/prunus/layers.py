@@ -77,7 +77,8 @@ def require_module(model: object) -> None:
         BadInput: if `model` is no torch module.
     """
     if not isinstance(model, nn.Module):
-        hint = f"; prunus.models.resolve({model!r}) makes one of a name" if isinstance(model, str) else ""
+        named = isinstance(model, str)
+        hint = ": prunus.models.resolve makes one of a name such as 'resnet20' or 'hf:FOLDER'" if named else ""
         raise BadInput(f"The model must be a torch module, not {type(model).__name__}{hint}.")
 
 
