@@ -63,6 +63,17 @@ def test_dense_engines_stand_beside_and_are_judged(tmp_path: Path) -> None:
     assert again["quality_int8"] == base["quality_int8"]
 
 
+def test_layers_with_a_forward_of_their_own_count_as_packed_in_the_size(tmp_path: Path) -> None:
+    settings = {"integers": True, "exclude": ("0",)}
+    cells = tiny(model=("support.studies:padding",), data=("digits-images",), sparsity=(0.75,), settings=settings)
+    run_study(cells, tmp_path, engine=Here())
+    with Store(tmp_path) as store:
+        (result,) = store.results()
+    record = result.record
+    assert record["bytes"] < record["bytes_dense"] / 1.5
+    assert record["bytes_integers"] < record["bytes_dense"] / 3
+
+
 def test_images_whose_label_changed_are_kept(tmp_path: Path) -> None:
     settings = {"examples": 3, "exclude": ("linear", "conv1"), "compress": False}
     model = ("resnet20:width=0.25,channels=1",)

@@ -45,13 +45,13 @@ def compressed(
     example = first_inputs(test, settings.batch)
     fast = _packed(pruned, example)
     # What runs fast depends on the machine and the moment; what is written must not.
-    record: dict[str, Any] = {"bytes": stored_bytes(compress(pruned, select="always"))}
+    record: dict[str, Any] = {"bytes": stored_bytes(compress(pruned, select="always", example=example))}
     record["bytes_memory"] = stored_bytes(fast)  # as it runs here, with what is faster dense
     models = {"": fast}
     if settings.integers:
         rounded: dict[str, Any] = {"activations": torch.int8, "embeddings": torch.int8}
         models["_integers"] = _packed(pruned, example, **rounded)
-        whole = compress(pruned, select="always", **rounded)
+        whole = compress(pruned, select="always", example=example, **rounded)
         tables = [row for row in explain(whole) if row.format.startswith("embedding")]  # these are smaller in files
         record["bytes_integers"] = stored_bytes(whole) - sum(row.dense_bytes - row.bytes for row in tables)
         record["bytes_memory"] = stored_bytes(models["_integers"])
