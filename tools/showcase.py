@@ -111,7 +111,15 @@ STUDIES: dict[str, dict[str, Any]] = {
         "data": "tools.showcase:wikitext",
         "sparsity": [0.5],
         "shrunk": [],
-        "settings": {"metric": "perplexity", "samples": 128, "look": 64, "batch": 1, "held_out": 8, "examples": 4},
+        "settings": {
+            "metric": "perplexity",
+            "samples": 128,
+            "look": 64,
+            "batch": 1,
+            "second_batch": 2,
+            "held_out": 8,
+            "examples": 4,
+        },
     },
 }
 FRONT: dict[str, tuple[str, str, float, str]] = {

@@ -11,7 +11,7 @@ import pytest
 
 from prunus.cli import run
 from prunus.errors import BadInput
-from prunus.report import render, write_report
+from prunus.report import render, table, write_report
 from prunus.report.facts import panels, payload
 from prunus.report.words import best, headline, remarks
 from prunus.study import Cell, Grid, Store, run_study
@@ -148,6 +148,30 @@ def test_dense_engines_stand_beside_the_pruned_networks(tmp_path: Path) -> None:
     assert "2.0 times as fast as the fastest dense float32 engine (2.5 at batch 8)" in said
     assert "dense, int8, fastest engine" in text
     assert "0.50 / 1.20\u00a0×" in text
+
+
+def test_the_summary_does_not_choose_by_noise_in_times(tmp_path: Path) -> None:
+    """Of networks as fast but for a few percent, it names the one that keeps most answers; a fast one wins still."""
+    cells = tiny(score=("magnitude", "wanda"), sparsity=(0.5, 0.75), settings=SHOWN)
+    common = {"notes": {}, "layers": [], "quality_dense": 0.96, "quality": 0.96 + 1e-9, "chance": 0.1}
+    speeds = {("magnitude", 0.5): 4.0, ("wanda", 0.5): 4.1, ("magnitude", 0.75): 4.0, ("wanda", 0.75): 6.0}
+    with Store(tmp_path, create=True) as store:
+        for cell in cells:
+            kept = 0.9 if cell.score == "magnitude" else 0.7
+            if cell.sparsity == 0.5:
+                store.add(cell, {"agreement": kept, "speedup": speeds[cell.score, cell.sparsity], **common})
+        (panel,) = panels(store.results(), store.bases())
+        chosen = best(panel)
+        assert chosen is not None
+        assert chosen.score == "magnitude"
+        assert table.rows(panel)[0]["lost"][0] == "0.0"
+        for cell in cells:
+            if cell.sparsity == 0.75:
+                store.add(cell, {"agreement": 0.6, "speedup": speeds[cell.score, cell.sparsity], **common})
+        (panel,) = panels(store.results(), store.bases())
+        chosen = best(panel)
+        assert chosen is not None
+        assert (chosen.score, chosen.sparsity) == ("wanda", 0.75)
 
 
 def test_cells_with_another_allocation_stand_beside_the_others(tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ class Metric:
         return now / before - 1 if self.lower and before else before - now
 
     def show_lost(self, lost: float) -> str:
-        return f"{100 * lost:.1f}{NARROW}%" if self.lower else f"{100 * lost:.1f}" if self.percent else f"{lost:.3f}"
+        return f"{100 * lost:z.1f}{NARROW}%" if self.lower else f"{100 * lost:z.1f}" if self.percent else f"{lost:z.3f}"
 
 
 def metric_of(group: SeedGroup) -> Metric:

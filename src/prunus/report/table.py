@@ -28,12 +28,12 @@ TABLE = (
     ("smaller", "smaller", "bytes of the dense file over bytes of the packed one"),
     ("disk", "on disk", "bytes of the tensors in its file"),
     ("memory", "in memory", "tensors of the network as it runs; layers that are faster dense stay dense"),
+    ("minutes", "minutes", "spent on making this network, on one core"),
     ("bound", "off by at most", "certified: largest change of the outputs near the test points"),
     ("attained", "attained", "the largest change a search found there"),
     ("held_out", "nearly all within", "change that at most a small share of inputs exceeds, with 95 % confidence"),
     ("energy", "energy lost", "share of the sum of squared weights that pruning removes"),
     ("condition", "condition", "tangent kernel: largest over smallest eigenvalue"),
-    ("minutes", "minutes", "spent on making this network, on one core"),
     ("seeds", "seeds", "how many times it was made, with other random choices"),
 )
 _NONE: tuple[str, None] = ("–", None)

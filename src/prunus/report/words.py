@@ -11,20 +11,28 @@ from prunus.report.facts import Panel
 from prunus.report.metrics import percent
 from prunus.study.groups import SeedGroup
 
+_NOISE = 0.05
+"""What two measurements of the same gain may differ by."""
+
 
 def number(value: float) -> str:
     return f"{value:,.0f}" if 1000 <= abs(value) < 1e6 else f"{value:.3g}"
 
 
 def best(panel: Panel) -> SeedGroup | None:
-    """The group the summary names: of those close to dense the one that gains most, else the best in quality."""
+    """The group the summary names: of those close to dense the one that gains most, else the best in quality.
+
+    Times of one run differ by a few percent: of those that gain as much but for that, the one with most answers kept.
+    """
     known = [group for group in panel.groups if group.merit is not None]
     if not known:
         return None
     for loss in panel.metric.close if panel.dense is not None else ():
         close = [group for group in known if (lost := panel.metric.lost(group)) is not None and lost <= loss]
         if close:
-            return max(close, key=lambda group: ((group.faster or 1.0) * (group.smaller or 1), group.sparsity))
+            gains = [(group.faster or 1.0) * (group.smaller or 1.0) for group in close]
+            alike = [group for group, gain in zip(close, gains) if gain >= (1 - _NOISE) * max(gains)]
+            return max(alike, key=lambda group: (group.mean("agreement") or 0, group.merit or 0, group.sparsity))
     return max(known, key=lambda group: (group.merit or 0, group.sparsity))
 
 
