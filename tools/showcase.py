@@ -77,6 +77,7 @@ STUDIES: dict[str, dict[str, Any]] = {
         "data": "tools.showcase:photographs",
         "sparsity": [0.5, 0.75],
         "allocation": "damage",  # of reconstruction; equal shares cost three points more
+        "magnitude": [0.5],  # at chance there already
         "settings": {
             "exclude": ["_conv_stem", "*_depthwise_conv"],
             "examples": 0,  # these photographs may be looked at, but not passed on
@@ -176,11 +177,12 @@ def _grids(study: dict[str, Any], quick: bool) -> list[dict[str, Any]]:
     common |= {name: value for name, value in study.items() if name in ("model", "data", "sparsity")}
     free = {"pattern": ["unstructured"], "sparsity": study.get("unstructured", common["sparsity"])}
     first = common["sparsity"][:1]
+    plain = {"sparsity": study["magnitude"]} if "magnitude" in study else {}
     ways: list[dict[str, Any]] = [
         {"method": ["reconstruct"]},
         {"method": ["reconstruct"], **free},
-        {"method": ["prune"]},
-        {"method": ["prune"], **free},
+        {"method": ["prune"]} | plain,
+        {"method": ["prune"], **free} | plain,
         {"method": ["prune"], "score": ["wanda"], "sparsity": first},
         {"method": ["shrink"], "pattern": ["channels"], "sparsity": study.get("shrunk", [0.5])},
         {"method": ["reconstruct+distil"], "pattern": ["balanced:16"], "sparsity": distilled},
