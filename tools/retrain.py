@@ -3,9 +3,10 @@
     PRUNUS_DATA=... python tools/retrain.py --pattern balanced:16 --epochs 5 --seed 0 --work runs
 
 A run goes through stages: the network is reconstructed at 80 % and trained with its zeros held; what comes of it is
-reconstructed at 90 % and trained as long again. Each stage leaves a row. Most of an epoch sees small windows of the
-images, which cost half; the last tenth sees whole images. Both patterns meet the same batches, and what the teacher
-says about them is kept in the folder. The same command goes on with a run that was broken off.
+reconstructed at 90 % and trained on. Each stage leaves a row. A stage with the sparsity of the one before it
+(`--sparsities 0.8 0.8`) goes on with its zeros, from the full learning rate again. Most of an epoch sees small windows
+of the images, which cost half; the last tenth sees whole images. Both patterns meet the same batches, and what the
+teacher says about them is kept in the folder. The same command goes on with a run that was broken off.
 """
 
 from __future__ import annotations
@@ -106,7 +107,9 @@ def main() -> None:
     masks, total = None, 0.0
     for number, (sparsity, epochs, rate) in enumerate(zip(chosen.sparsities, chosen.epochs, chosen.rates)):
         place = chosen.work / f"{chosen.pattern.replace(':', '-')}-{sparsity:g}-{epochs:g}ep-seed{chosen.seed}"
-        masks, start = pruned(model, network.samples, sparsity, masks, chosen, network.exclude, place, test)
+        if masks is None or sparsity != chosen.sparsities[number - 1]:
+            masks = pruned(model, network.samples, sparsity, masks, chosen, network.exclude, place)
+        start = 100 * accuracy(model.eval(), test)
         seed = chosen.seed + 100 * number  # other crops in every stage
         minutes = train(model, teacher, network.samples, masks, epochs, rate, seed, place)
         total += epochs
@@ -118,9 +121,9 @@ def main() -> None:
 
 def pruned(
     model: nn.Module, samples: Any, sparsity: float, before: prunus.Masks | None, chosen: Any,
-    exclude: tuple[str, ...], place: Path, test: Any,
-) -> tuple[prunus.Masks, float]:  # fmt: skip
-    """Reconstruct `model` in place, or read what an earlier run left; the masks and the accuracy.
+    exclude: tuple[str, ...], place: Path,
+) -> prunus.Masks:  # fmt: skip
+    """Reconstruct `model` in place, or read what an earlier run left.
 
     The first stage spreads its zeros by damage; in later ones every layer loses the same part of what it has left.
     """
@@ -137,7 +140,7 @@ def pruned(
         save_weights(model, weights)
         masks.save(kept)
     load_weights(model, weights)
-    return prunus.Masks.load(kept), 100 * accuracy(model.eval(), test)
+    return prunus.Masks.load(kept)
 
 
 def write(folder: Path, key: dict[str, Any], row: dict[str, Any]) -> None:

@@ -125,7 +125,7 @@ STUDIES: dict[str, dict[str, Any]] = {
 }
 FRONT: dict[str, tuple[str, str, float, str]] = {
     "resnet20": ("ResNet-20, CIFAR-10", "reconstruct, balanced:16", 0.5, "accuracy"),
-    "efficientnet": ("EfficientNet-Lite0, photographs", "reconstruct by damage, unstructured", 0.5, "accuracy"),
+    "efficientnet": ("EfficientNet-Lite0, photographs", "reconstruct by damage, balanced:16", 0.5, "accuracy"),
     "minilm": ("MiniLM sentence encoder, STS-B", "reconstruct, balanced:16", 0.75, "Spearman"),
     "smollm2": ("SmolLM2-135M, WikiText-2", "reconstruct, balanced:16", 0.5, "perplexity"),
 }
