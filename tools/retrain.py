@@ -101,13 +101,16 @@ def main() -> None:
     parser.add_argument("--answers", type=Path, help="what the teacher said so far; in the folder unless given")
     parser.add_argument("--folder", type=Path, default=FOLDER)
     chosen = parser.parse_args()
+    if not len(chosen.sparsities) == len(chosen.epochs) == len(chosen.rates):
+        parser.error("give as many --epochs and --rates as --sparsities: one of each for every stage")
     network = resnet("resnet20")
     test = prunus.data.load("cifar10", split="test")
     teacher = Teacher(network.model, chosen.answers or chosen.work / "answers")
     model = copy.deepcopy(network.model).to(memory_format=torch.channels_last)
-    masks, total = None, 0.0
+    masks, total, place = None, 0.0, chosen.work / f"seed{chosen.seed}-{chosen.pattern.replace(':', '-')}"
     for number, (sparsity, epochs, rate) in enumerate(zip(chosen.sparsities, chosen.epochs, chosen.rates)):
-        place = chosen.work / f"{chosen.pattern.replace(':', '-')}-{sparsity:g}-{epochs:g}ep-seed{chosen.seed}"
+        # Named by all stages so far, so that no stage takes another's checkpoints for its own.
+        place = place.with_name(f"{place.name}-{sparsity:g}-{epochs:g}ep-{rate:g}")
         if masks is None or sparsity != chosen.sparsities[number - 1]:
             masks = pruned(model, network.samples, sparsity, masks, chosen, network.exclude, place)
         start = 100 * accuracy(model.eval(), test)
