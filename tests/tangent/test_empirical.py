@@ -347,3 +347,33 @@ def test_token_ids() -> None:
     ids = torch.tensor([[0, 1, 2, 3], [3, 3, 1, 6], [5, 4, 2, 0]])
     expected = oracle(model, ids, None, False)
     torch.testing.assert_close(empirical(model, ids, output="full").view_as(expected), expected)
+
+
+class Standardised(nn.Conv2d):
+    """Takes the mean off its weights first: the shapes are those of a plain convolution, the derivative is not."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self._conv_forward(images, self.weight - self.weight.mean((1, 2, 3), keepdim=True), self.bias)
+
+
+class Padding(nn.Conv2d):
+    """Pads by itself, as EfficientNet's convolutions do."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self._conv_forward(nn.functional.pad(images, (1, 1, 1, 1)), self.weight, self.bias)
+
+
+def doubled(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+    return 2 * output
+
+
+@pytest.mark.parametrize("kind", [Standardised, Padding, nn.Conv2d])
+def test_layers_with_a_forward_of_their_own_are_differentiated_as_they_compute(kind: type[nn.Conv2d]) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(kind(2, 3, 3), nn.ReLU(), nn.Flatten(), nn.LazyLinear(2)).double()
+    images = torch.randn(3, 2, 5, 5, dtype=torch.float64)
+    model(images)
+    if kind is nn.Conv2d:
+        model[0].register_forward_hook(doubled)
+    expected = oracle(model, images, None, False).reshape(6, 6)
+    torch.testing.assert_close(empirical(model, images, output="full"), expected)
