@@ -238,3 +238,27 @@ def test_a_dict_whose_sides_differ_is_one_sample() -> None:
     batch = next(batches(samples, 5))
     assert batch.kwargs["input_features"].shape == (5, 4, 6)
     assert batch.kwargs["decoder_input_ids"].shape == (5, 3)
+
+
+@pytest.mark.parametrize(
+    "others",
+    [
+        {"decoder_input_ids": torch.zeros(8, 5, dtype=torch.long)},
+        {"labels": torch.zeros(8, dtype=torch.long)},
+        {"lengths": torch.full((8,), 9)},
+    ],
+    ids=lambda others: next(iter(others)),
+)
+@pytest.mark.parametrize("first", [True, False])
+def test_a_dict_whose_sides_agree_is_a_batch_if_one_of_its_tensors_is(others: dict, first: bool) -> None:
+    sounds = {"input_features": torch.randn(8, 4, 9)}
+    batch, again = batches([sounds | others if first else others | sounds] * 2, 5)
+    assert batch.size == again.size == 8
+    assert batch.kwargs["input_features"].shape == (8, 4, 9)
+
+
+def test_a_dict_of_vectors_or_one_image_is_a_sample() -> None:
+    words = {"input_ids": torch.arange(6), "attention_mask": torch.ones(6, dtype=torch.long)}
+    assert next(batches([words] * 3, 3)).kwargs["input_ids"].shape == (3, 6)
+    picture = {"pixel_values": torch.randn(3, 8, 8), "labels": torch.tensor(1)}
+    assert next(batches([picture] * 5, 5)).kwargs["pixel_values"].shape == (5, 3, 8, 8)

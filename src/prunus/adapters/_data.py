@@ -2,8 +2,9 @@
 
 How a list is read. Elements with labels of their own length are batches, those with one label are samples. Elements
 without labels are samples if they are vectors, sequences of token ids or images (channels, height, width), and batches
-if they have one dimension more. A `Dataset` always holds samples and a `DataLoader` always gives batches, so wrap what
-would be read wrongly, or pass `collate`, which makes it samples.
+if they have one dimension more. A dict is a batch if all its tensors have the same first side and one of them is a
+batch by itself, or vectors stand beside images. A `Dataset` always holds samples and a `DataLoader` always gives
+batches, so wrap what would be read wrongly, or pass `collate`, which makes it samples.
 """
 
 from __future__ import annotations
@@ -291,7 +292,7 @@ def _one_sample(item: Any) -> bool:
     item = _named_parts(item)
     if isinstance(item, Mapping):
         inputs = [value for value in map(_tensor, item.values()) if isinstance(value, Tensor) and value.dim()]
-        return len({len(value) for value in inputs}) > 1 or not inputs or _single(inputs[0])
+        return len({len(value) for value in inputs}) > 1 or not _stacked(inputs)
     if isinstance(item, (tuple, list)) and item and not isinstance(_tensor(item), Tensor):
         first, last = (_tensor(part) for part in (item[0], item[-1]))
         if isinstance(first, Mapping):
@@ -301,6 +302,12 @@ def _one_sample(item: Any) -> bool:
         return not isinstance(first, Tensor) or _single(first)
     value = _tensor(item)
     return not isinstance(value, Tensor) or _single(value)
+
+
+def _stacked(inputs: Sequence[Tensor]) -> bool:
+    """Whether tensors with the same first side are a batch: one of them is, or vectors stand beside images."""
+    sides = {value.dim() for value in inputs}
+    return not all(map(_single, inputs)) or (1 in sides and max(sides) > 2)
 
 
 def _single(value: Tensor) -> bool:

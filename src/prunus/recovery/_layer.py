@@ -15,7 +15,7 @@ from prunus.recovery._moments import Moments, bias_of
 from prunus.recovery._solve import Factors, Problem, alternate, damped, errors, optimum, sweep
 from prunus.settings.recovery import ReconstructOptions
 
-TRIAL = 10  # steps of conjugate gradients before two masks are compared
+TRIAL = 4  # steps of conjugate gradients before two masks are compared
 GAIN = 1e-4  # a step that lowers the error by less is the last one
 LADDER = (1, 5, 20, 60, 180)  # dampings that are tried on batches held aside, as multiples of the least
 WORTH = 0.01  # more damping must lower the error there by this part

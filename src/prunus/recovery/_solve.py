@@ -230,7 +230,7 @@ def alternate(problem: Problem, rounds: int = 100, first: Tensor | None = None) 
     back = vectors.transpose(-1, -2).contiguous()
     target = weight @ moments
     mask = problem.choose(weight.square()) if first is None else first
-    sparse, dual, penalty = weight * mask, torch.zeros_like(weight), 0.1
+    sparse, dual, penalty = weight * mask, torch.zeros_like(weight), 0.2
     before, kept = mask, max(1, int(mask.count_nonzero()))
     many = weight.shape[-2] >= weight.shape[-1]  # then one product with the inverse is less work than two
     for number in range(1, rounds + 1):

@@ -38,7 +38,7 @@ class ReconstructOptions:
     damping: float = 0.01
     towards: float = 1.0
     aside: bool = True
-    refine: int = 24
+    refine: int = 18
     descent: int = 0
     rate: float = 0.01
     batch_size: int = 64
