@@ -29,6 +29,24 @@ def test_every_engine_that_is_installed_computes_the_model() -> None:
             assert name.startswith("dense") or error > 1e-4, name  # else it did not quantise at all
 
 
+def test_torch_in_int8_quantises_a_single_layer_and_leaves_out_layers_with_outlying_inputs() -> None:
+    from prunus.sparse._int8 import torch_int8
+
+    layer, x = nn.Linear(64, 32), torch.randn(16, 64, generator=torch.Generator().manual_seed(0))
+    assert not isinstance(torch_int8(layer, (x,)), nn.Linear)
+    assert isinstance(layer, nn.Linear)
+
+    model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 32)).eval()
+    with torch.no_grad():
+        model[0].bias[3] = 1000.0  # in front of the second layer
+        expected = model(x)
+        made = torch_int8(model, (), {"input": x})
+        assert not isinstance(made[0], nn.Linear)
+        assert isinstance(made[1], nn.Linear)
+        rest = expected - model[1].weight[:, 3] * 1000.0  # what else the outputs are made of
+        assert (made(x) - expected).norm() < 0.05 * rest.norm()
+
+
 def test_an_engine_that_cannot_take_the_model_is_left_out() -> None:
     class Odd(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -6,7 +6,7 @@ import copy
 import logging
 import tempfile
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,11 @@ from torch import Tensor, nn
 
 from prunus._torch import quiet_export
 from prunus.adapters import main_output
+
+SAMPLES, PLACES = 4, 256  # looked at for layers that int8 does not suit: samples, and places in all of them
+STEPS = 127  # of an input: torch keeps to seven bits on x86
+ROUGH = 0.1
+"""A layer stays in float32 if rounding its inputs moves its typical output, about the mean, by more than this part."""
 
 
 def int8_engine(model: nn.Module, example: Tensor | Mapping[str, Tensor]) -> nn.Module | None:
@@ -29,7 +34,8 @@ def int8_engine(model: nn.Module, example: Tensor | Mapping[str, Tensor]) -> nn.
 
     Returns:
         A module that gives the main output as one tensor; for language models and where ONNX Runtime is not installed
-        or cannot take the model, torch's own int8 linear layers; None where neither can.
+        or cannot take the model, torch's own int8 linear layers, but for those whose inputs on the example are too
+        uneven; None where neither can.
 
     Example:
         >>> dense = torch.nn.Sequential(torch.nn.Linear(64, 32), torch.nn.ReLU(), torch.nn.Linear(32, 8)).eval()
@@ -44,15 +50,63 @@ def int8_engine(model: nn.Module, example: Tensor | Mapping[str, Tensor]) -> nn.
         except Exception as error:  # each engine raises errors of its own kind
             logging.getLogger("prunus").info("ONNX Runtime does not take this model in int8: %s", error)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            from torch.ao.quantization import quantize_dynamic
-
-            made: nn.Module = quantize_dynamic(copy.deepcopy(model), {nn.Linear}, dtype=torch.qint8)
+        return torch_int8(model, () if named else (example,), named)
     except Exception as error:
         logging.getLogger("prunus").info("torch does not take this model in int8: %s", error)
         return None
+
+
+def torch_int8(
+    model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None, rough: float = ROUGH
+) -> nn.Module:
+    """A copy with torch's int8 linear layers: a scale for each row of a weight, one for all inputs of a call.
+
+    Layers whose inputs are too uneven for one scale stay in float32, as one would leave them out by hand: a language
+    model has values a thousand times larger than the rest in front of some layers, and answers nonsense otherwise.
+    """
+    held = nn.Sequential(copy.deepcopy(model))  # torch replaces what lies inside of a module
+    left_out: dict[str, bool] = {}
+
+    def look(name: str) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
+        def hook(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+            x = inputs[0].detach().float().reshape(-1, inputs[0].shape[-1])
+            step = ((x.amax().clamp_min(0) - x.amin().clamp_max(0)) / STEPS).clamp_min(1e-30)
+            x = x[:: -(-len(x) // PLACES)]
+            outputs = nn.functional.linear(torch.stack([x, (x / step).round() * step - x]), layer.weight.float())
+            size = (outputs[0] - (outputs[0].mean(0) if len(x) > 1 else 0.0)).norm(dim=-1)
+            error = float((outputs[1].norm(dim=-1) / size.clamp_min(1e-30)).median())
+            left_out[name] = left_out.get(name, False) or error > rough
+
+        return hook
+
+    layers = {name: layer for name, layer in held.named_modules() if isinstance(layer, nn.Linear)}
+    handles = [layer.register_forward_pre_hook(look(name)) for name, layer in layers.items()]
+    try:
+        with torch.no_grad():
+            args, kwargs = _few(args, kwargs or {})
+            held[0](*args, **kwargs)
+    finally:
+        for handle in handles:
+            handle.remove()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from torch.ao.quantization import per_channel_dynamic_qconfig, quantize_dynamic
+
+        chosen = {name: per_channel_dynamic_qconfig for name, uneven in left_out.items() if not uneven}
+        made: nn.Module = quantize_dynamic(held, chosen, dtype=torch.qint8, inplace=True)[0]
     return made
+
+
+def _few(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The first samples of a batch: the outputs of a language model for many are large."""
+    tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor) and value.dim()]
+    batch = len({len(value) for value in tensors}) == 1 and any(value.dim() > 1 for value in tensors)
+    count = SAMPLES if batch else None
+
+    def first(value: Any) -> Any:
+        return value[:count] if isinstance(value, Tensor) and value.dim() else value
+
+    return tuple(map(first, args)), {name: first(value) for name, value in kwargs.items()}
 
 
 def _parameters(model: nn.Module) -> Any:
