@@ -138,6 +138,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="fewer methods, patterns and sparsities")
     parser.add_argument("--retime", action="store_true", help="measure the times of finished cells again")
     parser.add_argument("--grids", nargs="*", type=int, help="some of the study's grids, by number from 0")
+    parser.add_argument("--patterns", nargs="*", help="some of the study's patterns, as in balanced:16")
     parser.add_argument("--networks", type=Path, help="take reconstructed networks from here instead of making them")
     chosen = parser.parse_args()
     if chosen.name == "readme":
@@ -151,7 +152,8 @@ def main() -> None:
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
     _link_models(folder)
     for number, grid in enumerate(grids):
-        if chosen.grids is not None and number not in chosen.grids:
+        grid["pattern"] = [one for one in grid["pattern"] if chosen.patterns is None or one in chosen.patterns]
+        if not grid["pattern"] or (chosen.grids is not None and number not in chosen.grids):
             continue
         file = folder / f"grid{number}.toml"
         file.write_text(_toml(grid), "utf8")

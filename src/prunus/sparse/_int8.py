@@ -65,6 +65,7 @@ def torch_int8(
     model has values a thousand times larger than the rest in front of some layers, and answers nonsense otherwise.
     """
     held = nn.Sequential(copy.deepcopy(model))  # torch replaces what lies inside of a module
+    layers = {name: layer for name, layer in held.named_modules() if isinstance(layer, nn.Linear)}
     left_out: dict[str, bool] = {}
 
     def look(name: str) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
@@ -72,14 +73,14 @@ def torch_int8(
             x = inputs[0].detach().float().reshape(-1, inputs[0].shape[-1])
             step = ((x.amax().clamp_min(0) - x.amin().clamp_max(0)) / STEPS).clamp_min(1e-30)
             x = x[:: -(-len(x) // PLACES)]
-            outputs = nn.functional.linear(torch.stack([x, (x / step).round() * step - x]), layer.weight.float())
+            both = torch.stack([x, (x / step).round() * step - x])
+            outputs = nn.functional.linear(both, layers[name].weight.float())
             size = (outputs[0] - (outputs[0].mean(0) if len(x) > 1 else 0.0)).norm(dim=-1)
             error = float((outputs[1].norm(dim=-1) / size.clamp_min(1e-30)).median())
             left_out[name] = left_out.get(name, False) or error > rough
 
         return hook
 
-    layers = {name: layer for name, layer in held.named_modules() if isinstance(layer, nn.Linear)}
     handles = [layer.register_forward_pre_hook(look(name)) for name, layer in layers.items()]
     try:
         with torch.no_grad():
