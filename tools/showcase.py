@@ -1,7 +1,6 @@
 """Four trained networks, pruned many ways, each with its page in docs/studies: what a user can expect.
 
     PRUNUS_DATA=... python -m tools.showcase resnet20       # or efficientnet, minilm, smollm2
-    PRUNUS_DATA=... python -m tools.showcase minilm --quick # fewer cells
     PRUNUS_DATA=... python -m tools.showcase minilm --retime # times anew, one after the other, on a quiet machine
     PRUNUS_DATA=... python -m tools.showcase smollm2 --networks DIR # those that tools/quality.py --keep DIR made
     python -m tools.showcase readme                         # the README's table from what was recorded
