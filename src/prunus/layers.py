@@ -22,6 +22,7 @@ from prunus.errors import BadInput
 
 __all__ = [
     "EMBEDDING",
+    "LEFT_DENSE",
     "Weight",
     "all_weights",
     "is_conv1d",
@@ -39,6 +40,9 @@ __all__ = [
 
 LINEAR, CONVOLUTION, TRANSPOSED, CONV1D = "linear", "convolution", "transposed convolution", "Conv1D"
 RECURRENT, ATTENTION, EMBEDDING = "recurrent", "attention", "embedding"
+
+LEFT_DENSE = {"skipped": "does not fit the pattern", "unrecognised": "is of no known kind"}
+"""The notes of masks that name weights which stay dense without having been excluded, and why they do."""
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)

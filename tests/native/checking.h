@@ -38,13 +38,13 @@ struct Matrix {
     Plan plan;
     Packed packed;
 
-    // `used`: columns that may hold a weight; null for all. `quads`: a mask as 2:4 and 1:4 are, of any density.
+    // `used`: columns, or entries, that may hold a weight; null for all. `quads`: a mask as 2:4 and 1:4 are, of any density.
     Matrix(int64_t rows, int64_t cols, int64_t bank, double density, Values kind,
            const std::vector<bool> *used = nullptr, bool quads = false)
         : dense(size_t(rows * cols)) {
         if (quads) keep_in_quads(rows);
         for (size_t i = 0; i < dense.size() && !quads; ++i)
-            if (std::uniform_real_distribution<double>()(engine) < density && (!used || (*used)[i % size_t(cols)]))
+            if (std::uniform_real_distribution<double>()(engine) < density && (!used || (*used)[i % used->size()]))
                 dense[i] = normal();
         pack_dense(rows, cols, bank, kind);
     }

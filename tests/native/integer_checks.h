@@ -49,6 +49,7 @@ struct PlainConv {
     const Matrix &m;
     const float *bias;
     bool relu;
+    float cap;
     const Grid *fixed;
 
     int64_t taps() const { return c.kernel_y * c.kernel_x; }
@@ -80,7 +81,7 @@ struct PlainConv {
                     }
                 float value = float(sum) * (grid.step.step * m.scales()[r]) + bias[r];
                 if (other) value += other[r * h * w + p];
-                y.push_back(relu && value < 0.0f ? 0.0f : value);
+                y.push_back(!relu ? value : std::fmin(cap, std::fmax(0.0f, value)));
             }
         return y;
     }
@@ -117,12 +118,13 @@ void check_integer_conv(const IntegerLevel &level) {
     const Floats bias(rows), x(batch * one.channels * one.height * one.width);
     const Grid grids[] = {fixed_grid(-1.0f, 2.0f), fixed_grid(-3.0f, 5.0f)};
     const Grid *fixed[] = {draw(0, 1) ? &grids[0] : nullptr, draw(0, 1) ? &grids[1] : nullptr};
+    const float cap = draw(0, 1) ? 0.5f : std::numeric_limits<float>::infinity();
     const bool relu = draw(0, 1), both = draw(0, 1), added = draw(0, 1);
     IntegerProgram program(portable_level(), level);
     program.input(one.channels, one.height, one.width);
     const auto matrix = [](const Matrix &m) { return std::make_shared<const IntegerMatrix>(m.packed, m.scales()); };
-    program.conv(matrix(first), bank, one, bias.at.get(), relu, fixed[0], 0, -1);
-    program.conv(matrix(second), bank, two, bias.at.get(), false, fixed[1], 1, added ? 1 : -1);
+    program.conv(matrix(first), bank, one, bias.at.get(), relu, cap, fixed[0], 0, -1);
+    program.conv(matrix(second), bank, two, bias.at.get(), false, cap, fixed[1], 1, added ? 1 : -1);
     program.finish(both ? std::vector<int>{1, 2} : std::vector<int>{2});
     const int64_t in = one.channels * one.height * one.width, out = rows * one.out_height() * one.out_width();
     std::unique_ptr<float[]> y(new float[size_t(batch * out)]), z(new float[size_t(batch * out)]);
@@ -133,9 +135,9 @@ void check_integer_conv(const IntegerLevel &level) {
         for (int64_t n = 0; n < batch; ++n) {
             const std::vector<float> image(x.at.get() + n * in, x.at.get() + (n + 1) * in);
             const std::vector<float> middle =
-                PlainConv{one, bank, first, bias.at.get(), relu, fixed[0]}(image, nullptr);
-            const std::vector<float> last =
-                PlainConv{two, bank, second, bias.at.get(), false, fixed[1]}(middle, added ? middle.data() : nullptr);
+                PlainConv{one, bank, first, bias.at.get(), relu, cap, fixed[0]}(image, nullptr);
+            const std::vector<float> last = PlainConv{two, bank, second, bias.at.get(), false, cap, fixed[1]}(
+                middle, added ? middle.data() : nullptr);
             const auto same = [&](const std::vector<float> &exact, const float *found) {
                 for (size_t i = 0; i < exact.size(); ++i)
                     if (exact[i] != found[i]) compare("integer convolution", level.name, found[i], exact[i], 0.0);

@@ -83,12 +83,29 @@ def prune(
         "model": model,
         "sparsity": masks.sparsity,
         "layers": [{**vars(row), "sparsity": row.sparsity, "signal_to_noise": row.signal_to_noise} for row in rows],
-        **{key: masks.notes[key] for key in ("skipped", "unrecognised") if key in masks.notes},
+        **left_dense(masks),
         **({"uncounted": uncounted} if uncounted else {}),
         **accuracies,
         **files,
     }
     _print(record, rows, json)
+
+
+def left_dense(masks: Any) -> dict[str, list[str]]:
+    """The names of weights that stay dense without having been excluded, for the record of a command."""
+    from prunus.layers import LEFT_DENSE
+
+    return {key: masks.notes[key] for key in LEFT_DENSE if key in masks.notes}
+
+
+def print_left_dense(record: dict[str, Any]) -> None:
+    """Say which weights those are, and why they stay dense."""
+    from prunus.cli.output import console
+    from prunus.layers import LEFT_DENSE
+
+    for key, meaning in LEFT_DENSE.items():
+        if record.get(key):
+            console().print(f"left dense, as it {meaning}: {', '.join(record[key])}")
 
 
 def _summary(network: Any, masks: Any, example: Any, told: bool) -> tuple[list[Any], str]:
@@ -171,9 +188,7 @@ def _print(record: dict[str, Any], rows: list[Any], json: bool) -> None:
         line += [sum(row.multiply_adds or 0 for row in rows), sum(row.multiply_adds_kept or 0 for row in rows)]
     print_table(columns, [*table, line], left=(0, 1))
     out = console()
-    for key, meaning in (("skipped", "does not fit the pattern"), ("unrecognised", "is of no known kind")):
-        if record.get(key):
-            out.print(f"left dense, as it {meaning}: {', '.join(record[key])}")
+    print_left_dense(record)
     if "uncounted" in record:
         out.print("multiply-adds are not counted, as the input's shape is not known: give --input or --input-ids")
     if "metric" in record:

@@ -50,6 +50,7 @@ def reconstruct(
     import torch
 
     from prunus.cli._inputs import data_pair, quality
+    from prunus.cli.prune import left_dense, write_pruned
     from prunus.contract import Masks
     from prunus.errors import BadInput
     from prunus.models import resolve
@@ -80,11 +81,9 @@ def reconstruct(
         | found.notes["layers"][row.name]
         for row in found.layers
     ]
-    record |= {"remarks": found.notes.get("remarks", [])}
+    record |= {"remarks": found.notes.get("remarks", [])} | left_dense(found)
     record |= before | quality(network, test, metric, "after")
     if output is not None:
-        from prunus.cli.prune import write_pruned
-
         record |= write_pruned(network, found, output)
     _print(record, json)
 
@@ -92,6 +91,7 @@ def reconstruct(
 def _print(record: dict[str, Any], json: bool) -> None:
     from prunus.cli._inputs import quality_line
     from prunus.cli.output import console, print_json, print_table
+    from prunus.cli.prune import print_left_dense
 
     if json:
         print_json(record)
@@ -104,6 +104,7 @@ def _print(record: dict[str, Any], json: bool) -> None:
         for row in record["layers"]
     ]
     print_table(columns, rows)
+    print_left_dense(record)
     out = console()
     out.print(f"sparsity {record['sparsity']:.4f}, {record['samples']} samples; errors of outputs are relative squares")
     if "metric" in record:

@@ -15,7 +15,7 @@ from prunus.adapters import Batch
 from prunus.contract import Allocation, Masks, Pattern
 from prunus.errors import BadInput, PrunusWarning, UnknownName
 from prunus.graph import unwrapped
-from prunus.layers import EMBEDDING, Weight, all_weights, as_globs, require_module
+from prunus.layers import EMBEDDING, LEFT_DENSE, Weight, all_weights, as_globs, require_module
 from prunus.pruning import allocations, find_masks, patterns
 from prunus.recovery._calibration import calibrate_on, head
 from prunus.recovery._copies import require_finite, take_over, working_copy
@@ -131,6 +131,7 @@ def _notes(job: _Reconstruction, shape: Pattern, seed: int) -> dict[str, Any]:
         "samples": sum(batch.size for batch in job.calibration),
         "seed": seed,
         "layers": {name: result.errors() for name, result in job.done.items()},
+        **plan.dense,
         **({"remarks": job.remarks} if job.remarks else {}),
     }
 
@@ -140,7 +141,10 @@ def _notes(job: _Reconstruction, shape: Pattern, seed: int) -> dict[str, Any]:
 
 @dataclass(frozen=True, eq=False)
 class PruningPlan:
-    """Which weights are pruned, in which pattern and how far; `given` are masks that are only to be adjusted to."""
+    """Which weights are pruned, in which pattern and how far; `given` are masks that are only to be adjusted to.
+
+    `dense` are notes on what stays dense without having been excluded.
+    """
 
     names: tuple[str, ...]
     patterns: Mapping[str, Pattern]
@@ -148,6 +152,7 @@ class PruningPlan:
     given: Masks | None
     asked: Any
     allocation: str
+    dense: Mapping[str, Any] = field(default_factory=dict)
 
 
 def _plan(
@@ -191,7 +196,8 @@ def _plan(
             kept.keep_levels(levels)
         if isinstance(shape, patterns.NM):
             shapes = {name: choices[level] for name, level in levels.items()}
-    return PruningPlan(tuple(first), shapes, levels, None, first.notes["sparsity"], said)
+    dense = {key: first.notes[key] for key in LEFT_DENSE if key in first.notes}
+    return PruningPlan(tuple(first), shapes, levels, None, first.notes["sparsity"], said, dense)
 
 
 def measure_damage(

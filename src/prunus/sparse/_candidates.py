@@ -36,6 +36,14 @@ class Candidates:
     convolutions: dict[str, tuple[tuple[int, int, int, int], ConvGeometry]] = field(default_factory=dict)
 
 
+def depthwise(layer: nn.Module) -> bool:
+    """Whether every output of a convolution reads one channel, its own; such layers have a kernel of their own.
+
+    It takes floats: rounding inputs to bytes would cost more than the few products of each.
+    """
+    return isinstance(layer, nn.Conv2d) and layer.groups == layer.in_channels == layer.out_channels > 1
+
+
 def find(model: nn.Module) -> Candidates:
     """All layers of kinds that can be packed, whatever their weights."""
     found = Candidates()

@@ -17,6 +17,7 @@ from prunus.sparse._calibrate import find_spans
 from prunus.sparse._candidates import (
     RECURRENT,
     Candidates,
+    depthwise,
     find,
     read_own_forwards,
     replacement,
@@ -211,7 +212,8 @@ def _try_layers(
         weights = [parameter for parameter in layer.parameters() if parameter.dim() > 1]
         total = sum(weight.numel() for weight in weights)
         sparsity = 1 - sum(int(weight.count_nonzero()) for weight in weights) / max(1, total)
-        hopeless = sparsity < LEAST_SPARSITY and (total > SMALL or name not in pairs)
+        alone = depthwise(layer)  # every weight has an input of its own: nothing is shared that zeros could save
+        hopeless = sparsity < LEAST_SPARSITY and (total > SMALL or name not in pairs) and not alone
         why = ""
         if decision == "never":
             why = "not selected"
@@ -227,11 +229,12 @@ def _try_layers(
             continue
         norm = work.get_submodule(pairs[name]) if name in pairs else None
         inputs: dict[str, Any] = {}
-        if not isinstance(layer, (nn.MultiheadAttention, *RECURRENT)):
+        if not isinstance(layer, (nn.MultiheadAttention, *RECURRENT)) and not alone:
             inputs = {"activations": options.activations, "span": options.spans.get(name)}
         if inputs and not isinstance(layer, nn.Conv2d):
             inputs["permutation"] = orders.get(name)
-        packed = replacement(name, work, found, norm, options.dtype, **inputs)
+        dtype = None if alone and options.activations is not None else options.dtype
+        packed = replacement(name, work, found, norm, dtype, **inputs)
         share_packed(packed, layer, norm, same)
         timing = _time(layer, norm, packed, shapes.get(name), sparsity, held - _bytes(layer), found)
         plain, other = None, timing

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -17,7 +17,10 @@ Pair = tuple[int, int]
 
 @dataclass(frozen=True)
 class ConvGeometry:
-    """Channels, kernel, stride, padding and dilation of a convolution; pairs are (y, x)."""
+    """Channels, kernel, stride, padding and dilation of a convolution; pairs are (y, x).
+
+    `more` are zeros below and on the right beyond the padding; only runs of layers have some (`after_pad`).
+    """
 
     inputs: int
     outputs: int
@@ -25,6 +28,7 @@ class ConvGeometry:
     stride: Pair = (1, 1)
     padding: Pair = (0, 0)
     dilation: Pair = (1, 1)
+    more: Pair = (0, 0)
 
     @classmethod
     def of(cls, conv: nn.Conv2d) -> ConvGeometry:
@@ -48,12 +52,18 @@ class ConvGeometry:
     @cached_property
     def sizes(self) -> Tensor:
         """Kernel, stride, padding and dilation as the kernels read them."""
-        return torch.tensor([*self.kernel, *self.stride, *self.padding, *self.dilation], device="cpu")
+        return torch.tensor([*self.kernel, *self.stride, *self.padding, *self.dilation, *self.more], device="cpu")
+
+    def after_pad(self, left: int, right: int, top: int, bottom: int) -> ConvGeometry:
+        """The convolution of an image that gets so many zeros on its sides first; `right` and `bottom` are no less."""
+        above, before = self.padding
+        return replace(self, padding=(above + top, before + left), more=(bottom - top, right - left))
 
     @cached_property
     def in_place(self) -> int:
         """How many zeros around an image let it be read without a copy; -1 where none do."""
-        return self.padding[0] if self.stride == (1, 1) and self.padding[0] == self.padding[1] > 0 else -1
+        alike = self.padding[0] == self.padding[1] > 0 and self.more == (0, 0)
+        return self.padding[0] if self.stride == (1, 1) and alike else -1
 
     @cached_property
     def _known(self) -> dict[Pair, Pair]:
@@ -65,10 +75,10 @@ class ConvGeometry:
         if known is not None:
             return known
         sizes = []
-        for size, kernel, stride, padding, dilation in zip(
-            (height, width), self.kernel, self.stride, self.padding, self.dilation
+        for size, kernel, stride, padding, dilation, more in zip(
+            (height, width), self.kernel, self.stride, self.padding, self.dilation, self.more
         ):
-            sizes.append((size + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1)
+            sizes.append((size + 2 * padding + more - dilation * (kernel - 1) - 1) // stride + 1)
         if type(height) is int and type(width) is int and len(self._known) < 256:
             self._known[height, width] = (sizes[0], sizes[1])
         return sizes[0], sizes[1]

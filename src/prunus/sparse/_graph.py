@@ -97,7 +97,7 @@ def _quick_or(plain: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def fuse(model: nn.Module) -> nn.Module:
-    """The same model as a graph in which ReLUs, and sums before them, run inside the packed layer they follow.
+    """The same model as a graph in which ReLUs and residual sums run inside the packed layer they follow.
 
     Returns the model unchanged where it cannot be traced. Identity modules (folded batch norms) leave the graph.
     """
@@ -113,6 +113,8 @@ def fuse(model: nn.Module) -> nn.Module:
     for node in list(graph.nodes):
         if _is_relu(node, modules):
             _fuse_relu(graph, node, modules, calls)
+    for node in list(graph.nodes):
+        _fuse_sum(graph, node, node, modules, calls)
     graph.lint()
     result = FusedGraph(model, graph, class_name=type(model).__name__)
     return result.train(model.training)
@@ -135,19 +137,31 @@ def _fuse_relu(graph: fx.Graph, relu: fx.Node, modules: dict[str, nn.Module], ca
         relu.replace_all_uses_with(source)
         graph.erase_node(relu)
         return
+    layer = _fuse_sum(graph, source, relu, modules, calls)
+    if layer is not None:
+        layer.relu = True
+
+
+def _fuse_sum(
+    graph: fx.Graph, source: fx.Node, last: fx.Node, modules: dict[str, nn.Module], calls: Counter[Any]
+) -> SparseConv2d | None:
+    """Let a convolution add what is added to it, and take the place of `last`, the sum or what alone reads it.
+
+    Returns the convolution, or None where the node is no such sum.
+    """
     terms = [term for term in source.args if isinstance(term, fx.Node)]
     adds = source.op == "call_function" and source.target in _ADD_FUNCTIONS
     if not adds or len(terms) != 2 or source.kwargs or terms[0] is terms[1]:
-        return
+        return None
     for layer, other in (terms, terms[::-1]):
         if len(layer.users) == 1 and _single(layer, modules, calls, (SparseConv2d,)):
-            modules[str(layer.target)].relu = True  # type: ignore[assignment]
             with graph.inserting_before(source):
                 joint = graph.call_module(str(layer.target), (layer.args[0], other))
-            relu.replace_all_uses_with(joint)
-            for gone in (relu, source, layer):
+            last.replace_all_uses_with(joint)
+            for gone in dict.fromkeys((last, source, layer)):
                 graph.erase_node(gone)
-            return
+            return modules[str(layer.target)]  # type: ignore[return-value]
+    return None
 
 
 def _single(node: fx.Node, modules: dict[str, nn.Module], calls: Counter[Any], kinds: tuple[type, ...]) -> bool:

@@ -5,6 +5,7 @@ Gradients pass through the rounding as if it were not there, to the inputs and t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -123,12 +124,16 @@ def add_conv(
     span: Span | None,
     source: int,
     other: int,
+    cap: float = math.inf,
 ) -> None:
-    """Add a convolution of the value numbered `source`, of this size, to a native program."""
+    """Add a convolution of the value numbered `source`, of this size, to a native program.
+
+    `cap` is the most that its ReLU lets through.
+    """
     check_integer(packed)
     low, high = (0.0, 0.0) if span is None else span
     numbers = geometry.sizes.data_ptr()
-    program.conv(packed.integer_weight, numbers, *size, bias, relu, span is not None, low, high, source, other)
+    program.conv(packed.integer_weight, numbers, *size, bias, relu, cap, span is not None, low, high, source, other)
 
 
 def _span(numbers: list[float]) -> Span | None:

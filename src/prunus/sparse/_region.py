@@ -1,23 +1,25 @@
 """Runs of neighbouring layers of a fused graph, executed by one call of the kernels.
 
 Called one by one, the layers of a small network cost more in calls and fresh memory than in arithmetic. A region is a
-run of packed convolutions and of what commonly stands between them (max pools, thinned shortcuts); its result is, byte
-for byte, that of the layers called one by one. It is laid out once for each size of image: every value gets a place in
+run of packed convolutions and of what commonly stands between them (max pools, thinned shortcuts, zeros on some sides,
+ReLU6); its result is, byte for byte, that of the layers called one by one. It is laid out once for each size of image: every value gets a place in
 one piece of memory, used again once its last reader is done, with the zeros around it that the next convolution reads.
 The kernels then take image after image through all steps, so what passes between layers stays in the cache.
 """
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional
 
+from prunus.sparse._geometry import ConvGeometry
 from prunus.sparse._integer_ops import add_conv
 from prunus.sparse._modules import SparseConv2d, uncast
 from prunus.sparse._ops import check_bias
@@ -33,12 +35,22 @@ class RegionStep:
     """One node. `inputs` number the values: first the region's own inputs, then the results of the steps in turn.
 
     `numbers` are, for "thin", the steps in y and x and the zero channels before and after; for "max_pool", kernel and
-    stride.
+    stride; for "conv", the zeros that its image gets on the left, right, top and bottom first, if any. A "conv" with a
+    `cap` is clamped between zero and that afterwards.
     """
 
     kind: str  # "conv", "thin" or "max_pool"
     inputs: tuple[int, ...]
     numbers: tuple[int, ...] = ()
+    cap: float = math.inf
+
+    def geometry(self, conv: SparseConv2d) -> ConvGeometry:
+        """The sizes of the convolution together with the zeros before it."""
+        return conv.geometry.after_pad(*self.numbers) if self.numbers else conv.geometry
+
+    def rectifies(self, conv: SparseConv2d) -> bool:
+        """Whether what is negative becomes zero."""
+        return conv.relu or self.cap < math.inf
 
 
 @dataclass(frozen=True)
@@ -126,7 +138,7 @@ class FusedRegion:
         if module is None or not all(type(conv) is SparseConv2d and conv.packed.layer is not None for conv in convs):
             return None
         shapes = self._shapes(convs, inputs)
-        if shapes is None or len({conv.integer for conv in convs}) > 1:
+        if shapes is None:
             return None
         if len(self._laid) >= _SIZES:
             self._laid.clear()
@@ -139,7 +151,9 @@ class FusedRegion:
         for step in self.steps:
             x = values[step.inputs[0]]
             if step.kind == "conv":
-                values.append(next(waiting)(*(values[number] for number in step.inputs)))
+                x = functional.pad(x, step.numbers) if step.numbers else x
+                y = next(waiting)(x, *(values[number] for number in step.inputs[1:]))
+                values.append(functional.hardtanh(y, 0.0, step.cap) if step.cap < math.inf else y)
             elif step.kind == "thin":
                 step_y, step_x, before, after = step.numbers
                 values.append(functional.pad(x[..., ::step_y, ::step_x], (0, 0, 0, 0, before, after)))
@@ -152,7 +166,7 @@ class FusedRegion:
         for conv in convs:
             if conv.bias is not None:
                 check_bias(conv.packed, conv.bias)
-        make = self._integers if convs and convs[0].integer else self._floats
+        make = self._integers if any(conv.integer for conv in convs) else self._floats
         packed = tuple(conv.packed for conv in convs)
         biases = tuple(_address(conv.bias) for conv in convs)
         outputs = tuple(shapes[value] for value in self.results)
@@ -161,7 +175,7 @@ class FusedRegion:
         return _Laid(make(convs, shapes, first), watch, outputs, packed, biases, manners)
 
     def _integers(self, convs: Sequence[SparseConv2d], shapes: list[Shape], first: int) -> Any:
-        """Integer products from layer to layer; the program finds places for its values itself."""
+        """Integer products, and floats where a layer wants them; the program finds places for its values itself."""
         program, waiting = kernels().IntegerProgram(), iter(convs)
         for shape in shapes[:first]:
             program.input(*shape)
@@ -169,9 +183,14 @@ class FusedRegion:
             source = step.inputs[0]
             if step.kind == "conv":
                 conv = next(waiting)
-                other = step.inputs[1] if len(step.inputs) > 1 else -1
-                sizes = (shapes[source], _address(conv.bias), conv.relu, conv.ends())
-                add_conv(program, conv.packed, conv.geometry, *sizes, source, other)
+                other, relu = step.inputs[1] if len(step.inputs) > 1 else -1, step.rectifies(conv)
+                size, bias, geometry = shapes[source], _address(conv.bias), step.geometry(conv)
+                if conv.integer:
+                    ends = conv.ends()
+                    add_conv(program, conv.packed, geometry, size, bias, relu, ends, source, other, step.cap)
+                else:
+                    numbers, layer = geometry.sizes.data_ptr(), conv.packed.layer
+                    program.float_conv(layer, numbers, *size, bias, relu, step.cap, source, other)
             else:
                 getattr(program, step.kind)(*step.numbers, source)
         program.finish(list(self.results))
@@ -188,9 +207,9 @@ class FusedRegion:
             if step.kind == "conv":
                 conv = next(waiting)
                 other = places[step.inputs[1]] if len(step.inputs) > 1 else None
-                numbers = conv.geometry.sizes.data_ptr()
-                bias = _address(conv.bias)
-                program.conv(conv.packed.layer, bias, conv.relu, size, numbers, source, target, other)
+                geometry, bias, relu = step.geometry(conv), _address(conv.bias), step.rectifies(conv)
+                numbers = geometry.sizes.data_ptr()
+                program.conv(conv.packed.layer, bias, relu, step.cap, size, numbers, source, target, other)
             else:
                 getattr(program, step.kind)(size, *step.numbers, source, target)
         if first == len(self.results) == 1:
@@ -204,7 +223,7 @@ class FusedRegion:
         for step in self.steps:
             channels, height, width = shapes[step.inputs[0]]
             if step.kind == "conv":
-                geometry = next(waiting).geometry
+                geometry = step.geometry(next(waiting))
                 shape: Shape = (geometry.outputs, *geometry.output(height, width))
                 if channels != geometry.inputs or any(shapes[other] != shape for other in step.inputs[1:]):
                     return None
@@ -227,7 +246,7 @@ class FusedRegion:
             for value in step.inputs:
                 ends[value] = number
             if step.kind == "conv":
-                wanted[step.inputs[0]].add(next(waiting).geometry.in_place)
+                wanted[step.inputs[0]].add(step.geometry(next(waiting)).in_place)
         inside = [value for value in range(first, len(shapes)) if value not in self.results]
         for value in inside:
             asked = wanted[value] - {-1}
@@ -319,13 +338,24 @@ def _emit(graph: fx.Graph, env: dict[fx.Node, fx.Node], run: list[fx.Node], mode
     """Add the call of one run to the graph."""
     members, modules = set(run), dict(model.named_modules())
     inputs = list(dict.fromkeys(source for node in run for source in node.all_input_nodes if source not in members))
-    value = {node: index for index, node in enumerate([*inputs, *run])}
-    steps, names = [], []
+    value = {node: index for index, node in enumerate(inputs)}
+    steps, names = list[RegionStep](), []
     for node in run:
         kind, numbers = _step(node, modules)  # type: ignore[misc]
-        steps.append(RegionStep(kind, tuple(value[source] for source in node.all_input_nodes), numbers))
+        sources = tuple(value[source] for source in node.all_input_nodes)
+        if kind == "pad":  # the next node is the convolution of it
+            value[node] = sources[0]
+            continue
+        if kind == "clamp":  # the node before is the convolution
+            value[node] = sources[0]
+            steps[-1] = replace(steps[-1], cap=numbers[0])
+            continue
+        value[node] = len(inputs) + len(steps)
         if kind == "conv":
             names.append(str(node.target))
+            before = _step(node.args[0], modules) if node.args[0] in members else None  # type: ignore[arg-type]
+            numbers = before[1] if before is not None and before[0] == "pad" else ()
+        steps.append(RegionStep(kind, sources, tuple(int(number) for number in numbers)))
     results = [node for node in run if any(user not in members for user in node.users)]
     region = FusedRegion(model, names, tuple(steps), tuple(value[node] for node in results))
     call = graph.call_function(region, tuple(env[node] for node in inputs))
@@ -338,7 +368,7 @@ def _runs(graph: fx.Graph, modules: Mapping[str, nn.Module]) -> list[list[fx.Nod
     images: set[fx.Node] = set()  # results of the current run that are known to be images
     for node in graph.nodes:
         found = _step(node, modules)
-        if found is None or (found[0] != "conv" and node.all_input_nodes[0] not in images):
+        if found is None or (found[0] not in ("conv", "pad") and node.all_input_nodes[0] not in images):
             if runs[-1]:
                 runs.append([])
             images.clear()
@@ -348,9 +378,19 @@ def _runs(graph: fx.Graph, modules: Mapping[str, nn.Module]) -> list[list[fx.Nod
     return [run for run in runs if any(_step(node, modules)[0] == "conv" for node in run)]  # type: ignore[index]
 
 
-def _step(node: fx.Node, modules: Mapping[str, nn.Module]) -> tuple[str, tuple[int, ...]] | None:
-    """What the node does and its numbers, or None for a node that no region takes."""
+def _step(node: fx.Node, modules: Mapping[str, nn.Module]) -> tuple[str, tuple[float, ...]] | None:
+    """What the node does and its numbers, or None for a node that no region takes.
+
+    Beside the kinds of steps there are "pad", right before the convolution that alone reads it, and "clamp", right
+    behind the convolution that it alone reads: both become part of that step.
+    """
     module = modules.get(str(node.target)) if node.op == "call_module" else None
+    cap = _cap(node, module)
+    if cap is not None:
+        source = node.all_input_nodes[0]
+        conv = modules.get(str(source.target)) if source.op == "call_module" else None
+        alone = source is node.prev and len(source.users) == 1
+        return ("clamp", (cap,)) if alone and isinstance(conv, SparseConv2d) else None
     if isinstance(module, SparseConv2d):
         fits = not node.kwargs and len(node.args) == len(node.all_input_nodes) in (1, 2)
         return ("conv", ()) if fits else None
@@ -361,11 +401,30 @@ def _step(node: fx.Node, modules: Mapping[str, nn.Module]) -> tuple[str, tuple[i
     if node.op == "call_function" and node.target is operator.getitem:
         return _slices(node.args[1])
     if node.op == "call_function" and node.target is functional.pad:
-        return _channel_pad(node)
+        return _zeros_around(node, modules) or _channel_pad(node)
     return None
 
 
-def _slices(index: Any) -> tuple[str, tuple[int, ...]] | None:
+def _cap(node: fx.Node, module: nn.Module | None) -> float | None:
+    """The upper limit where the node clamps between zero and a positive number."""
+    if type(module) in (nn.ReLU6, nn.Hardtanh):
+        return float(module.max_val) if module.min_val == 0 < module.max_val else None  # type: ignore[union-attr, operator]
+    one = len(node.args) == 1 and isinstance(node.args[0], fx.Node) and not node.kwargs.keys() - {"inplace"}
+    return 6.0 if node.op == "call_function" and node.target is functional.relu6 and one else None
+
+
+def _zeros_around(node: fx.Node, modules: Mapping[str, nn.Module]) -> tuple[str, tuple[float, ...]] | None:
+    """Zeros on the sides of an image, where a convolution with products of floats comes next and alone reads them."""
+    pad = _zeros(node)
+    user = node.next
+    conv = modules.get(str(user.target)) if user.op == "call_module" else None
+    if pad is None or len(pad) != 4 or pad[1] < pad[0] or pad[3] < pad[2] or list(node.users) != [user]:
+        return None
+    fits = isinstance(conv, SparseConv2d) and not conv.integer and user.args[0] is node
+    return ("pad", pad) if fits and user.all_input_nodes.count(node) == 1 else None
+
+
+def _slices(index: Any) -> tuple[str, tuple[float, ...]] | None:
     whole = slice(None)
     if not isinstance(index, tuple) or len(index) != 4 or index[:2] != (whole, whole):
         return None
@@ -374,14 +433,20 @@ def _slices(index: Any) -> tuple[str, tuple[int, ...]] | None:
     return ("thin", (*steps, 0, 0)) if fits else None
 
 
-def _channel_pad(node: fx.Node) -> tuple[str, tuple[int, ...]] | None:
+def _channel_pad(node: fx.Node) -> tuple[str, tuple[float, ...]] | None:
+    pad = _zeros(node)
+    return None if pad is None or len(pad) != 6 or any(pad[:4]) else ("thin", (1, 1, *pad[4:]))
+
+
+def _zeros(node: fx.Node) -> tuple[int, ...] | None:
+    """How many zeros a node of `functional.pad` adds, as it is told; None where it adds anything else."""
     arguments: dict[str, Any] = dict(zip(("input", "pad", "mode", "value"), node.args)) | dict(node.kwargs)
     pad = arguments.get("pad")
     if arguments.get("mode", "constant") != "constant" or arguments.get("value") not in (None, 0, 0.0):
         return None
-    if not isinstance(pad, (tuple, list)) or len(pad) != 6 or not all(type(size) is int and size >= 0 for size in pad):
+    if not isinstance(pad, (tuple, list)) or not all(type(size) is int and size >= 0 for size in pad):
         return None
-    return None if any(pad[:4]) else ("thin", (1, 1, int(pad[4]), int(pad[5])))
+    return tuple(pad)
 
 
 def _two(value: Any) -> tuple[int, int]:

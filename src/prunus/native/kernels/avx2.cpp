@@ -16,6 +16,7 @@ inline vec fma(vec a, vec b, vec c) { return _mm256_fmadd_ps(a, b, c); }
 inline vec add(vec a, vec b) { return _mm256_add_ps(a, b); }
 inline vec all(float v) { return _mm256_set1_ps(v); }
 inline vec positive(vec v) { return _mm256_max_ps(_mm256_setzero_ps(), v); }  // in this order it keeps NaN
+inline vec at_most(vec cap, vec v) { return _mm256_min_ps(cap, v); }          // likewise
 
 // The lanes [first, last) of a register, and a load that touches no others: they are zero.
 using some = __m256i;

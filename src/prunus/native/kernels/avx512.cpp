@@ -16,6 +16,7 @@ inline vec fma(vec a, vec b, vec c) { return _mm512_fmadd_ps(a, b, c); }
 inline vec add(vec a, vec b) { return _mm512_add_ps(a, b); }
 inline vec all(float v) { return _mm512_set1_ps(v); }
 inline vec positive(vec v) { return _mm512_max_ps(_mm512_setzero_ps(), v); }  // in this order it keeps NaN
+inline vec at_most(vec cap, vec v) { return _mm512_min_ps(cap, v); }          // likewise
 
 // The lanes [first, last) of a register, and a load that touches no others: they are zero.
 using some = uint16_t;

@@ -99,7 +99,9 @@ inline Conv conv_of(int64_t batch, int64_t channels, int64_t height, int64_t wid
             .dilation_x = s[7],
             .in = {},
             .out = {},
-            .other = {}};
+            .other = {},
+            .more_y = s[8],
+            .more_x = s[9]};
 }
 
 inline const prunus::exchange::Table *tensors = nullptr;

@@ -12,6 +12,7 @@
 // from masked loads.
 #include <algorithm>
 #include <cstdint>
+#include <cstring>
 
 #include "conv.h"
 #include "image.h"
@@ -53,8 +54,9 @@ Geometry geometry(const Level &level, const Packed &p, const Conv &c) {
     const int64_t shift_y = reach_y / c.stride_y, shift_x = reach_x / c.stride_x;
     const bool whole = c.channels < p.bank || c.channels % p.bank == 0, single = c.stride_y == 1 && c.stride_x == 1;
     g.plane_rows = g.out_h + shift_y;
+    const bool even = c.more_y == 0 && c.more_x == 0;
     const bool own_zeros =
-        c.in.plane && single && whole && c.in.pad == c.pad_y && c.in.pad == c.pad_x && g.out_w <= c.in.pitch;
+        c.in.plane && single && whole && even && c.in.pad == c.pad_y && c.in.pad == c.pad_x && g.out_w <= c.in.pitch;
     if (takes_windows(level, p, c, g, own_zeros ? uses_beside_image : uses_of_window)) {
         g.windows = g.in_place = g.by_row = true;
         g.room = window_rows(c, level.max_vectors), g.across = divide_up(g.out_w, level.width);
@@ -69,10 +71,10 @@ Geometry geometry(const Level &level, const Packed &p, const Conv &c) {
         g.in_place = true, g.by_row = g.out_w % level.width == 0;
         return g;
     }
-    g.pitch = c.stride_x == 1 ? std::max(c.width + c.pad_x, g.out_w) : g.out_w + shift_x;
+    g.pitch = c.stride_x == 1 ? std::max(c.width + c.pad_x + c.more_x, g.out_w) : g.out_w + shift_x;
     g.pixels = (g.out_h - 1) * g.pitch + g.out_w;
     // Nor does a 1x1 convolution without padding.
-    g.in_place = !c.in.plane && g.taps == 1 && single && whole && c.pad_y == 0 && c.pad_x == 0 &&
+    g.in_place = !c.in.plane && g.taps == 1 && single && whole && even && c.pad_y == 0 && c.pad_x == 0 &&
                  g.pixels >= level.width * level.max_vectors;
     g.by_row = !g.in_place && g.out_w % level.width == 0;
     g.channels = g.in_place || c.channels < p.bank ? c.channels : divide_up(c.channels, p.bank) * p.bank;
@@ -98,11 +100,10 @@ void copy_row(const Level &level, const Conv &c, const float *from, int64_t phas
     }
     if (c.stride_x == 2) {  // the common stride, without a test for each pixel
         const int64_t first = (c.pad_x - phase_x + 1) / 2, end = std::min(pitch, (c.width + c.pad_x - phase_x + 1) / 2);
-        int64_t j = 0;
-        for (; j < std::min(first, pitch); ++j) to[j] = 0.0f;
-        const float *at = from + phase_x - c.pad_x;
-        for (; j < end; ++j) to[j] = at[2 * j];
-        for (; j < pitch; ++j) to[j] = 0.0f;
+        const int64_t begin = std::min(first, pitch);
+        for (int64_t j = 0; j < begin; ++j) to[j] = 0.0f;
+        level.copy_second(from + phase_x - c.pad_x + 2 * begin, end - begin, to + begin);
+        for (int64_t j = std::max(begin, end); j < pitch; ++j) to[j] = 0.0f;
         return;
     }
     for (int64_t j = 0; j < pitch; ++j) {
@@ -111,10 +112,54 @@ void copy_row(const Level &level, const Conv &c, const float *from, int64_t phas
     }
 }
 
+// The pixels of a row that some tap may read, each phase of the stride in its own part of `to`; nothing else is written.
+void copy_inside(const Level &level, const Conv &c, const float *from, int64_t phases, int64_t pitch, float *to) {
+    if (c.stride_x == 1) {
+        std::memcpy(to + c.pad_x, from, size_t(std::min(c.width, pitch - c.pad_x)) * sizeof(float));
+        return;
+    }
+    for (int64_t phase = 0; phase < phases; ++phase, to += pitch) {
+        const int64_t first = std::max<int64_t>(0, divide_up(c.pad_x - phase, c.stride_x));
+        const int64_t end = std::min(pitch, Conv::steps(c.width + c.pad_x - phase, c.stride_x));
+        const float *at = from + phase - c.pad_x;
+        if (c.stride_x == 2)
+            level.copy_second(at + 2 * first, end - first, to + first);
+        else
+            for (int64_t j = first; j < end; ++j) to[j] = at[c.stride_x * j];
+    }
+}
+
+// The weights [channel][tap] of a convolution whose rows each read their own channel alone; none for any other.
+std::vector<float> own_channels(const Level &level, const Packed &p, const Conv &c) {
+    if (p.rows != c.channels) return {};
+    const int64_t taps = c.kernel_y * c.kernel_x, per_packet = p.per_packet();
+    const bool few = c.channels < p.bank;
+    std::vector<float> out(size_t(p.rows * taps)), decoded;
+    for (int64_t q = 0; q < p.groups; ++q) {
+        decoded.resize(size_t(p.slots(q) * lanes));
+        const float *values = level.values(p, q, 0, p.slots(q), decoded.data());
+        const uint8_t *index = p.index + p.packet_start[q] * lanes;
+        const int32_t *schedule = p.schedule + p.schedule_start[q];
+        for (int64_t s = 0; s < p.slots(q); ++s)
+            for (int64_t lane = 0; lane < lanes; ++lane) {
+                const float value = values[s * lanes + lane];
+                if (value == 0.0f) continue;  // fills up the slot
+                const uint8_t packet = index[s / per_packet * lanes + lane];
+                const int64_t inside = per_packet == 2 ? packet >> 4 * (s % 2) & 15 : packet;
+                const int64_t bank = schedule[s], column = bank * p.bank + inside, row = q * lanes + lane;
+                const int64_t channel = few ? column % c.channels : bank / taps * p.bank + inside;
+                if (channel != row) return {};
+                out[size_t(row * taps + (few ? column / c.channels : bank % taps))] = value;
+            }
+    }
+    return out;
+}
+
 }  // namespace
 
 ConvJob::ConvJob(const Level &level, const Packed &p, const Conv &c, const Finish &f, Places *places)
-    : level_(level), p_(p), c_(c), f_(f), g_(geometry(level, p, c)) {
+    : level_(level), p_(p), c_(c), f_(f), g_(geometry(level, p, c)), own_(own_channels(level, p, c)) {
+    if (!own_.empty()) return;
     cut(!places);
     decode(places);
 }
@@ -237,7 +282,7 @@ void ConvJob::run_tile(int64_t tile, int64_t g0, int64_t g1, const float *planes
     const int64_t plane = plane_size(c_.out, g_.out_h, g_.out_w),
                   other_plane = plane_size(c_.other, g_.out_h, g_.out_w);
     const float *start = f_.scale ? nullptr : f_.bias, *bias = f_.scale ? f_.bias : nullptr;
-    Direct end = {.finish = {.bias = bias, .scale = f_.scale, .other = nullptr, .relu = f_.relu},
+    Direct end = {.finish = {.bias = bias, .scale = f_.scale, .other = nullptr, .relu = f_.relu, .cap = f_.cap},
                   .out = {},
                   .other = {},
                   .plane = plane,
@@ -301,7 +346,8 @@ void ConvJob::run_tile(int64_t tile, int64_t g0, int64_t g1, const float *planes
     level_.finish({.finish = {.bias = from_row(bias, 1),
                               .scale = from_row(f_.scale, 1),
                               .other = from_row(other, other_plane),
-                              .relu = f_.relu},
+                              .relu = f_.relu,
+                              .cap = f_.cap},
                    .acc = acc,
                    .ld = ld,
                    .rows = rows,
@@ -325,9 +371,51 @@ int64_t ConvJob::flat_runs(int64_t start, int64_t first, int64_t last, Run *runs
     return count;
 }
 
+// Channel by channel: its rows are copied with the zeros around them, the phases of the stride side by side.
+void ConvJob::by_channel(const float *x, const float *other, float *y, int threads) const {
+    const int64_t shift = c_.dilation_x * (c_.kernel_x - 1) / c_.stride_x;
+    const int64_t pitch = divide_up(g_.out_w, level_.width) * level_.width + shift, line = g_.phases_x * pitch;
+    const int64_t rows = window_rows(c_, g_.out_h),
+                  parts = threads > 1 ? std::min(c_.channels, 4 * int64_t(threads)) : 1;
+    std::vector<int64_t> at;
+    for (int64_t tap = 0; tap < g_.taps; ++tap) {
+        const int64_t right = tap % c_.kernel_x * c_.dilation_x;
+        at.push_back(tap / c_.kernel_x * c_.dilation_y * line + right % c_.stride_x * pitch + right / c_.stride_x);
+    }
+    const int64_t plane = plane_size(c_.in, c_.height, c_.width), out = plane_size(c_.out, g_.out_h, g_.out_w),
+                  also = plane_size(c_.other, g_.out_h, g_.out_w);
+    parallel(threads, parts, [&](int64_t part) {
+        float *copy = static_cast<float *>(scratch(Scratch::window, rows * line * int64_t(sizeof(float))));
+        std::fill(copy, copy + rows * line, 0.0f);  // what lies around the image stays so for every channel
+        for (int64_t k = c_.channels * part / parts; k < c_.channels * (part + 1) / parts; ++k) {
+            for (int64_t i = c_.pad_y; i < std::min(rows, c_.pad_y + c_.height); ++i) {
+                const int64_t row = i - c_.pad_y;
+                copy_inside(level_, c_, x + k * plane + pixel(c_.in, c_.width, row, 0), g_.phases_x, pitch,
+                            copy + i * line);
+            }
+            level_.depthwise({.in = copy,
+                              .step = c_.stride_y * line,
+                              .taps = g_.taps,
+                              .weight = own_.data() + k * g_.taps,
+                              .at = at.data(),
+                              .height = g_.out_h,
+                              .width = g_.out_w,
+                              .finish = {.bias = f_.bias ? f_.bias + k : nullptr,
+                                         .scale = f_.scale ? f_.scale + k : nullptr,
+                                         .other = other ? other + k * also + pixel(c_.other, g_.out_w, 0, 0) : nullptr,
+                                         .relu = f_.relu,
+                                         .cap = f_.cap},
+                              .out = y + k * out + pixel(c_.out, g_.out_w, 0, 0),
+                              .pitch = c_.out.plane ? c_.out.pitch : g_.out_w,
+                              .other_pitch = c_.other.plane ? c_.other.pitch : g_.out_w});
+        }
+    });
+}
+
 void ConvJob::image(const float *x, const float *other, float *y, int threads) const {
     threads = useful_threads(threads, work(), float_work);
     clear_border(c_.out, p_.rows, g_.out_h, g_.out_w, y);
+    if (!own_.empty()) return by_channel(x, other, y, threads);
     if (!g_.in_place) {  // the planes stay in the second-level cache
         const int64_t bytes = g_.phases_y * g_.phases_x * g_.channels * g_.plane * int64_t(sizeof(float));
         float *planes = static_cast<float *>(scratch(Scratch::inputs, bytes));

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <vector>
 
 #include "pool.h"
 #include "run.h"
@@ -43,12 +44,13 @@ class ConvJob {
     const Conv c_;
     const Finish f_;
     const Geometry g_;
-    const uint16_t *narrow_;  // offsets of the inputs; null where they need more than 16 bits
-    const uint32_t *wide_;
-    const float *values_;
-    const int64_t *cuts_;  // [groups][blocks + 1]: which slots of a group belong to a block of channels
-    int64_t blocks_;
-    int64_t step_;  // banks in a block
+    const uint16_t *narrow_ = nullptr;  // offsets of the inputs; null where they need more than 16 bits
+    const uint32_t *wide_ = nullptr;
+    const float *values_ = nullptr;
+    const int64_t *cuts_ = nullptr;  // [groups][blocks + 1]: which slots of a group belong to a block of channels
+    int64_t blocks_ = 0;
+    int64_t step_ = 0;              // banks in a block
+    const std::vector<float> own_;  // [channel][tap] where every row reads its own channel alone; otherwise empty
     std::unique_ptr<char[]> kept_[4];
 
     void *take(bool keep, Scratch use, int64_t bytes);
@@ -60,6 +62,7 @@ class ConvJob {
     int64_t tiles() const;
     void fill_window(int64_t block, int64_t row, int64_t rows, int64_t column, const float *x, float *out) const;
     void run_tile(int64_t tile, int64_t g0, int64_t g1, const float *planes, const float *other, float *y) const;
+    void by_channel(const float *x, const float *other, float *y, int threads) const;
     int64_t flat_runs(int64_t start, int64_t first, int64_t last, Run *runs) const;
 };
 

@@ -9,6 +9,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 
 namespace prunus {
 namespace kernels {
@@ -72,6 +73,7 @@ struct Finish {
     const float *scale;  // [rows] or null: per-row scales of int8 values
     const float *other;  // added before the activation, laid out like the output; or null
     bool relu;
+    float cap = std::numeric_limits<float>::infinity();  // the most that a ReLU lets through
 };
 
 // Where finished sums go when every register of a tile is a run of pixels: out[register] + row * plane. What is added
@@ -129,6 +131,20 @@ struct Window {
 };
 constexpr int64_t max_shifts = 16;
 
+// One channel of a convolution that reads no other: out[y][x] = act(scale * sum of weight[t] * in[y * step + x + at[t]] +
+// bias + other[y][x]), every register of pixels readable in full.
+struct Depthwise {
+    const float *in;
+    int64_t step;  // from row to row of the output
+    int64_t taps;
+    const float *weight;
+    const int64_t *at;
+    int64_t height, width;  // of the output
+    Finish finish;          // of this channel
+    float *out;
+    int64_t pitch, other_pitch;  // from row to row
+};
+
 struct Level {
     const char *name;
     int width;        // floats in a register
@@ -156,8 +172,10 @@ struct Level {
     void (*from_tile)(const float *acc, int64_t ld, int64_t rows, int64_t samples, float *y, int64_t ldy);
     void (*finish)(const Ending &);
     void (*copy)(const float *from, int64_t count, float *to);
+    void (*copy_second)(const float *from, int64_t count, float *to);  // to[i] = from[2 * i]
     // out[channel][shift][row][width], channels `pitch` apart, shifts `room` rows.
     void (*window)(const Window &, int64_t pitch, int64_t room, float *out);
+    void (*depthwise)(const Depthwise &);
     // The machine's limits, for `explain`: read `count` floats; run `count` rounds of 12 independent multiply-adds.
     float (*read)(const float *from, int64_t count);
     float (*multiply)(int64_t count);

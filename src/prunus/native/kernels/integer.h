@@ -122,6 +122,7 @@ struct PlaneTask {
     const int32_t *sum;
     const float *scale, *bias;  // bias may be null
     bool relu;
+    float cap;      // the most that a ReLU lets through
     int64_t plane;  // numbers from row to row of what follows; each may be null
     float *out;
     const float *other;

@@ -42,10 +42,17 @@ struct Images {
     Images() : program(level(), integers()) {}
 
     void conv(const IntegerWeight &weight, uintptr_t sizes, int64_t channels, int64_t height, int64_t width,
-              uintptr_t bias, bool relu, bool fixed, float low, float high, int in, int other) {
+              uintptr_t bias, bool relu, float cap, bool fixed, float low, float high, int in, int other) {
         const Conv c = conv_of(1, channels, height, width, sizes);
         const Grid grid = fixed_grid(low, high);
-        program.conv(weight.matrix, weight.bank, c, at<const float>(bias), relu, fixed ? &grid : nullptr, in, other);
+        program.conv(weight.matrix, weight.bank, c, at<const float>(bias), relu, cap, fixed ? &grid : nullptr, in,
+                     other);
+    }
+
+    void float_conv(const Layer &layer, uintptr_t sizes, int64_t channels, int64_t height, int64_t width,
+                    uintptr_t bias, bool relu, float cap, int in, int other) {
+        const Conv c = conv_of(1, channels, height, width, sizes);
+        program.float_conv(layer.p, c, {at<const float>(bias), layer.scale, nullptr, relu, cap}, in, other);
     }
 
     void input(int64_t channels, int64_t height, int64_t width) {
@@ -83,6 +90,7 @@ void bind_integer_programs(nb::module_ &m) {
         .def(nb::init<>())
         .def("input", &Images::input)
         .def("conv", &Images::conv)
+        .def("float_conv", &Images::float_conv)
         .def("thin", [](Images &i, int64_t step_y, int64_t step_x, int64_t before, int64_t after,
                         int in) { i.program.thin(step_y, step_x, before, after, in); })
         .def("max_pool", [](Images &i, int64_t kernel_y, int64_t kernel_x, int64_t stride_y, int64_t stride_x,

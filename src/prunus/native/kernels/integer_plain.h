@@ -52,7 +52,7 @@ inline void end_row(const PlaneTask &t, int64_t row, const int32_t *sums) {
     for (int i = 0; i < t.pixels; ++i) {
         float value = float(sums[i]) * scale + bias;
         if (t.other) value += t.other[row * t.plane + i];
-        value = t.relu && value < 0.0f ? 0.0f : value;
+        value = !t.relu ? value : value < 0.0f ? 0.0f : value > t.cap ? t.cap : value;
         if (t.out) t.out[row * t.plane + i] = value;
         if (t.bytes) t.bytes[row * t.plane + i] = to_byte(value, *t.grid);
         if (t.bytes && !std::isfinite(value)) *t.wild = true;

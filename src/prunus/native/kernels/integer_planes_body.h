@@ -91,7 +91,8 @@ inline void end_row(const PlaneTask &t, int64_t row, const PixelSums &sums, cons
     }
     if (t.relu) {
 #pragma GCC unroll 4
-        for (int k = 0; k < 4; ++k) v[k] = _mm256_max_ps(_mm256_setzero_ps(), v[k]);  // in this order it keeps NaN
+        for (int k = 0; k < 4; ++k)  // in this order it keeps NaN
+            v[k] = _mm256_min_ps(_mm256_set1_ps(t.cap), _mm256_max_ps(_mm256_setzero_ps(), v[k]));
     }
     if (t.bytes) {
 #pragma GCC unroll 4

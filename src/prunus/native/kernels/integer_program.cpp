@@ -75,6 +75,7 @@ void IntegerProgram::add(Kind kind, int64_t channels, int64_t height, int64_t wi
         if (read >= 0) values_[size_t(read)].last = number;
     values_.push_back({kind, channels, height, width, in, other, {}, number, -1, false, 0, {}, -1});
     layers_.emplace_back();
+    jobs_.emplace_back();
 }
 
 void IntegerProgram::input(int64_t channels, int64_t height, int64_t width) {
@@ -83,16 +84,15 @@ void IntegerProgram::input(int64_t channels, int64_t height, int64_t width) {
 }
 
 void IntegerProgram::conv(std::shared_ptr<const IntegerMatrix> matrix, int64_t bank, const Conv &c, const float *bias,
-                          bool relu, const Grid *fixed, int in, int other) {
+                          bool relu, float cap, const Grid *fixed, int in, int other) {
+    if (c.more_y || c.more_x) throw std::invalid_argument("a convolution of bytes pads both sides alike");
     add(Kind::conv, matrix->rows, c.out_height(), c.out_width(), in, other);
     const int64_t taps = c.kernel_y * c.kernel_x;
     const Value &from = values_[size_t(in)], &to = values_.back();
     const int64_t columns = taps * (c.channels < bank ? c.channels : round_up(c.channels, bank));
     if (from.channels != c.channels || matrix->cols != columns)
         throw std::invalid_argument("a matrix does not fit its convolution");
-    if (other >= 0 && (values_[size_t(other)].channels != to.channels || values_[size_t(other)].height != to.height ||
-                       values_[size_t(other)].width != to.width))
-        throw std::invalid_argument("what is added has another shape");
+    require_same(other, to);
     work_ += matrix->count * 64 * to.pixels();
     const auto same = [&](const Bytes &b) {
         const bool grid =
@@ -106,8 +106,25 @@ void IntegerProgram::conv(std::shared_ptr<const IntegerMatrix> matrix, int64_t b
         values_[size_t(in)].bytes.push_back(int(found));
         bytes_.push_back({in, !fixed, fixed ? *fixed : Grid{}, 0});
     }
-    layers_.back() = {std::move(matrix), c, bank, bias, relu, int(found), nullptr, {}, 0, 0};
+    layers_.back() = {std::move(matrix), c, bank, bias, relu, cap, int(found), nullptr, {}, 0, 0};
     arrange(layers_.back());
+}
+
+void IntegerProgram::require_same(int other, const Value &to) const {
+    if (other < 0) return;
+    const Value &v = values_[size_t(other)];
+    if (v.channels != to.channels || v.height != to.height || v.width != to.width)
+        throw std::invalid_argument("what is added has another shape");
+}
+
+void IntegerProgram::float_conv(const Packed &p, const Conv &c, const Finish &f, int in, int other) {
+    add(Kind::float_conv, p.rows, c.out_height(), c.out_width(), in, other);
+    const Value &from = values_[size_t(in)];
+    if (from.channels != c.channels || from.height != c.height || from.width != c.width)
+        throw std::invalid_argument("a matrix does not fit its convolution");
+    require_same(other, values_.back());
+    jobs_.back() = std::make_unique<ConvJob>(level_, p, c, f, nullptr);
+    work_ += 4 * jobs_.back()->work();  // floats take so much longer
 }
 
 // Pixels in the lanes, or rows of the matrix: whichever needs fewer operations. Rows only where banks are whole.
@@ -177,7 +194,7 @@ void IntegerProgram::lay_out() {
     }
     for (const Value &v : values_) {
         if (v.other >= 0) values_[size_t(v.other)].floats = true;
-        if (v.kind == Kind::thin || v.kind == Kind::max_pool) values_[size_t(v.in)].floats = true;
+        if (reads_floats(v)) values_[size_t(v.in)].floats = true;
     }
     Pieces pieces(spare_);
     std::vector<std::pair<int64_t *, int64_t>> taken;
@@ -255,7 +272,8 @@ PlaneTask IntegerProgram::plane_task(const Image &image, int value, int64_t row,
     const Layer &layer = layers_[size_t(value)];
     const int64_t at = row * v.pixels() + first;
     PlaneTask t = {};
-    t.step = image.steps[layer.bytes], t.relu = layer.relu, t.plane = v.pixels();
+    t.step = image.steps[layer.bytes], t.relu = layer.relu, t.cap = layer.cap;
+    t.plane = v.pixels();
     t.sum = layer.rows->sum.data() + row, t.scale = layer.matrix->scale.data() + row;
     t.bias = layer.bias ? layer.bias + row : nullptr;
     t.out = image.floats(v) ? image.floats(v) + at : nullptr;
@@ -292,7 +310,8 @@ bool IntegerProgram::by_tokens(Image &image, int value, int threads) const {
     level_.from_tile(turned, v.channels, pixels, v.channels, out, pixels);
     const float *other = v.other >= 0 ? image.floats(values_[size_t(v.other)]) : nullptr;
     for (int64_t i = 0; other && i < v.count(); ++i) out[i] += other[i];
-    for (int64_t i = 0; layer.relu && i < v.count(); ++i) out[i] = out[i] < 0.0f ? 0.0f : out[i];
+    for (int64_t i = 0; layer.relu && i < v.count(); ++i)
+        out[i] = out[i] < 0.0f ? 0.0f : out[i] > layer.cap ? layer.cap : out[i];
     if (v.direct < 0) return false;
     const Bytes &b = bytes_[size_t(v.direct)];
     return !integers_.to_bytes(out, v.count(), b.grid, image.memory + b.at);
@@ -315,6 +334,10 @@ void IntegerProgram::image(int64_t n, const std::vector<float *> &tensors, int t
     for (size_t i = 0; i < values_.size(); ++i) {
         const Value &v = values_[i];
         if (v.kind == Kind::conv) convolve(image, int(i), threads);
+        if (v.kind == Kind::float_conv) {
+            const float *other = v.other >= 0 ? image.floats(values_[size_t(v.other)]) : nullptr;
+            jobs_[i]->image(image.floats(values_[size_t(v.in)]), other, image.floats(v), threads);
+        }
         if (v.kind == Kind::thin || v.kind == Kind::max_pool) {
             const Value &from = values_[size_t(v.in)];
             (v.kind == Kind::thin ? thin_image : max_pool_image)({image.floats(from), {}, from.height, from.width},

@@ -10,6 +10,7 @@
 #include <memory>
 #include <vector>
 
+#include "conv.h"
 #include "integer_planes.h"
 #include "run.h"
 
@@ -27,7 +28,9 @@ class IntegerProgram {
     // `other` is the number of a value, or -1; `fixed` null: the range is that of each image. `bank` is that of the packed
     // layout, whose columns stand as `conv` in run.h has them. Layout fields of `c` are not read.
     void conv(std::shared_ptr<const IntegerMatrix>, int64_t bank, const Conv &c, const float *bias, bool relu,
-              const Grid *fixed, int in, int other);
+              float cap, const Grid *fixed, int in, int other);
+    // The same with products of floats; the memory that the layer lies in must outlive the program.
+    void float_conv(const Packed &, const Conv &c, const Finish &, int in, int other);
     void thin(int64_t step_y, int64_t step_x, int64_t before, int64_t after, int in);
     void max_pool(int64_t kernel_y, int64_t kernel_x, int64_t stride_y, int64_t stride_x, int in);
     // The values to be returned; nothing is added after this.
@@ -40,7 +43,7 @@ class IntegerProgram {
     void run(int64_t batch, const std::vector<float *> &tensors, int threads) const;
 
   private:
-    enum class Kind { input, conv, thin, max_pool };
+    enum class Kind { input, conv, float_conv, thin, max_pool };
     // A value as planes of bytes.
     struct Bytes {
         int value;
@@ -68,6 +71,7 @@ class IntegerProgram {
         int64_t bank;
         const float *bias;
         bool relu;
+        float cap;
         int bytes;                              // what it reads
         std::shared_ptr<const PlaneRows> rows;  // null: pixels as tokens, whose banks lie at:
         std::vector<int32_t> place;
@@ -78,13 +82,16 @@ class IntegerProgram {
     const Level &level_;
     const IntegerLevel &integers_;
     std::vector<Value> values_;
-    std::vector<Layer> layers_;  // of each value; empty for what is no convolution
+    std::vector<Layer> layers_;                   // of each value; empty for what is no convolution
+    std::vector<std::unique_ptr<ConvJob>> jobs_;  // of each value; null for what is no convolution of floats
     std::vector<Bytes> bytes_;
     std::vector<int64_t> sizes_;  // floats of an image of each tensor
     int64_t memory_ = 0, work_ = 0;
     int64_t spare_ = 64;  // bytes before and behind each piece of memory that may be read, or written behind
 
+    bool reads_floats(const Value &v) const { return v.kind != Kind::input && v.kind != Kind::conv; }
     void add(Kind, int64_t channels, int64_t height, int64_t width, int in, int other);
+    void require_same(int other, const Value &to) const;
     void lay_out();
     void arrange(Layer &);
     void image(int64_t n, const std::vector<float *> &tensors, int threads) const;

@@ -37,7 +37,9 @@ constexpr Level level_of(const char *name, const Permute &permute) {
         .from_tile = from_tile,
         .finish = finish_tile,
         .copy = copy_floats,
+        .copy_second = copy_every_second,
         .window = copy_window,
+        .depthwise = depthwise_channel,
         .read = read_floats,
         .multiply = multiply_adds,
     };

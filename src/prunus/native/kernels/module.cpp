@@ -38,12 +38,12 @@ struct Steps {
 
     Steps(int64_t memory, std::vector<int64_t> sizes) : program(level(), memory, std::move(sizes)) {}
 
-    void add_conv(const Layer &layer, uintptr_t bias, bool relu, Size size, uintptr_t sizes, Place in, Place out,
-                  const Place *other) {
+    void add_conv(const Layer &layer, uintptr_t bias, bool relu, float cap, Size size, uintptr_t sizes, Place in,
+                  Place out, const Place *other) {
         Conv c = conv_of(1, size.channels, size.height, size.width, sizes);
         c.in = in.layout, c.out = out.layout;
         if (other) c.other = other->layout;
-        program.conv(layer.p, c, {at<const float>(bias), layer.scale, nullptr, relu}, in, out, other);
+        program.conv(layer.p, c, {at<const float>(bias), layer.scale, nullptr, relu, cap}, in, out, other);
     }
 
     void run(int64_t batch, const std::vector<uintptr_t> &tensors, int threads) const {
@@ -126,7 +126,7 @@ NB_MODULE(_kernels, m) {
     nb::class_<Steps>(m, "Program")
         .def(nb::init<int64_t, std::vector<int64_t>>())
         .def("conv", &Steps::add_conv, nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(),
-             nb::arg().none())
+             nb::arg(), nb::arg().none())
         .def("thin", [](Steps &s, Size size, int64_t step_y, int64_t step_x, int64_t before, int64_t after, Place in,
                         Place out) { s.program.thin(size, step_y, step_x, before, after, in, out); })
         .def("max_pool",

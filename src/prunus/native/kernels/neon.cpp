@@ -30,7 +30,8 @@ inline void splat_rows(const float *p, vec *out) {
 inline vec fma(vec a, vec b, vec c) { return vfmaq_f32(c, a, b); }
 inline vec add(vec a, vec b) { return vaddq_f32(a, b); }
 inline vec all(float value) { return vdupq_n_f32(value); }
-inline vec positive(vec v) { return vbslq_f32(vcltzq_f32(v), all(0.0f), v); }  // keeps NaN
+inline vec positive(vec v) { return vbslq_f32(vcltzq_f32(v), all(0.0f), v); }        // keeps NaN
+inline vec at_most(vec cap, vec v) { return vbslq_f32(vcgtq_f32(v, cap), cap, v); }  // likewise
 
 template <typename Offset>
 struct Placer {

@@ -58,6 +58,10 @@ inline vec positive(vec v) {
     for (int i = 0; i < W; ++i) v.at[i] = v.at[i] < 0.0f ? 0.0f : v.at[i];
     return v;
 }
+inline vec at_most(vec cap, vec v) {
+    for (int i = 0; i < W; ++i) v.at[i] = v.at[i] > cap.at[i] ? cap.at[i] : v.at[i];
+    return v;
+}
 
 // Where the columns of sixteen lanes lie: out[i] = base + index[i] * stride, the index in the low four bits of the
 // packet's bytes, in the high four, or in all eight.

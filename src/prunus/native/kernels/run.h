@@ -71,9 +71,10 @@ struct Layout {
 struct Conv {
     int64_t batch, channels, height, width;
     int64_t kernel_y, kernel_x, stride_y, stride_x, pad_y, pad_x, dilation_y, dilation_x;
-    Layout in, out, other;  // with a pad, x and y begin at the corner of the padding
-    int64_t out_height() const { return steps(height + 2 * pad_y - dilation_y * (kernel_y - 1), stride_y); }
-    int64_t out_width() const { return steps(width + 2 * pad_x - dilation_x * (kernel_x - 1), stride_x); }
+    Layout in, out, other;           // with a pad, x and y begin at the corner of the padding
+    int64_t more_y = 0, more_x = 0;  // zeros below and on the right beyond pad_y and pad_x
+    int64_t out_height() const { return steps(height + 2 * pad_y + more_y - dilation_y * (kernel_y - 1), stride_y); }
+    int64_t out_width() const { return steps(width + 2 * pad_x + more_x - dilation_x * (kernel_x - 1), stride_x); }
 
     // Places for a kernel that has `room` to stand in; none if it does not fit at all.
     static int64_t steps(int64_t room, int64_t stride) { return room < 1 ? 0 : (room - 1) / stride + 1; }

@@ -80,7 +80,7 @@ __attribute__((always_inline)) inline void rows_kernel(const Tile &t, const Offs
             }
             if (f.relu) {
 #pragma GCC unroll 8
-                for (int v = 0; v < V; ++v) sum[r][v] = positive(sum[r][v]);
+                for (int v = 0; v < V; ++v) sum[r][v] = at_most(all(f.cap), positive(sum[r][v]));
             }
 #pragma GCC unroll 8
             for (int v = 0; v < V; ++v) store(e.out[v] + n * e.plane, sum[r][v]);
@@ -169,7 +169,7 @@ void finish_tile(const Ending &e) {
             const auto at = [&](int64_t i) {
                 vec v = fma(load(acc + i), scales, biases);
                 if (other) v = add(v, load(other + i));
-                store(out + i, f.relu ? positive(v) : v);
+                store(out + i, f.relu ? at_most(all(f.cap), positive(v)) : v);
             };
             if (run->count >= W) {
                 for (int64_t i = 0; i + W <= run->count; i += W) at(i);
@@ -179,10 +179,61 @@ void finish_tile(const Ending &e) {
             for (int64_t i = run->count / W * W; i < run->count; ++i) {
                 float v = acc[i] * scale + bias;
                 if (other) v += other[i];
-                out[i] = f.relu && v < 0.0f ? 0.0f : v;  // keeps NaN, as torch does
+                out[i] = !f.relu ? v : v < 0.0f ? 0.0f : v > f.cap ? f.cap : v;  // keeps NaN, as torch does
             }
         }
     }
+}
+
+// R rows of V registers of pixels of one channel, of which the last may be partly beyond the image.
+template <int R, int V>
+inline void depthwise_block(const Depthwise &d, int64_t y, int64_t x) {
+    const Finish &f = d.finish;
+    const float *in = d.in + y * d.step + x;
+    const vec bias = all(f.bias ? *f.bias : 0.0f), scale = all(f.scale ? *f.scale : 1.0f), cap = all(f.cap);
+    vec sum[R][V];
+#pragma GCC unroll 4
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 2
+        for (int v = 0; v < V; ++v) sum[r][v] = f.scale ? all(0.0f) : bias;
+    for (int64_t t = 0; t < d.taps; ++t) {
+        const vec weight = all(d.weight[t]);
+        const float *from = in + d.at[t];
+#pragma GCC unroll 4
+        for (int r = 0; r < R; ++r)
+#pragma GCC unroll 2
+            for (int v = 0; v < V; ++v) sum[r][v] = fma(weight, load(from + r * d.step + v * W), sum[r][v]);
+    }
+#pragma GCC unroll 4
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 2
+        for (int v = 0; v < V; ++v) {
+            const int64_t left = d.width - x - v * W;
+            float *out = d.out + (y + r) * d.pitch + x + v * W, some[W] = {};
+            vec value = f.scale ? fma(sum[r][v], scale, bias) : sum[r][v];
+            if (f.other) {
+                const float *other = f.other + (y + r) * d.other_pitch + x + v * W;
+                for (int64_t i = 0; left < W && i < left; ++i) some[i] = other[i];
+                value = add(value, load(left < W ? some : other));
+            }
+            if (f.relu) value = at_most(cap, positive(value));
+            store(left < W ? some : out, value);
+            for (int64_t i = 0; left < W && i < left; ++i) out[i] = some[i];
+        }
+}
+
+template <int R>
+inline void depthwise_rows(const Depthwise &d, int64_t y) {
+    int64_t x = 0;
+    for (; x + W < d.width; x += 2 * W) depthwise_block<R, 2>(d, y, x);
+    if (x < d.width) depthwise_block<R, 1>(d, y, x);
+}
+
+void depthwise_channel(const Depthwise &d) {
+    int64_t y = 0;
+    for (; y + 4 <= d.height; y += 4) depthwise_rows<4>(d, y);
+    if (y + 2 <= d.height) depthwise_rows<2>(d, y), y += 2;
+    if (y < d.height) depthwise_rows<1>(d, y);
 }
 
 void copy_floats(const float *from, int64_t count, float *to) {
@@ -192,6 +243,12 @@ void copy_floats(const float *from, int64_t count, float *to) {
     }
     for (int64_t i = 0; i + W <= count; i += W) store(to + i, load(from + i));
     if (count % W) store(to + count - W, load(from + count - W));
+}
+
+void copy_every_second(const float *from, int64_t count, float *to) {
+    int64_t i = 0;
+    for (; i + W < count; i += W) store(to + i, every_second(load(from + 2 * i), load(from + 2 * i + W)));
+    for (; i < count; ++i) to[i] = from[2 * i];
 }
 
 // The lanes of a register, and of the one beside it, that lie in the image.
