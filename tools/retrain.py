@@ -99,8 +99,9 @@ def main() -> None:
     parser.add_argument("--pattern", default="balanced:16")
     parser.add_argument("--sparsities", type=float, nargs="*", default=[0.8, 0.9], help="one stage for each")
     parser.add_argument("--epochs", type=float, nargs="*", default=[8, 12], help="of each stage")
-    parser.add_argument("--rates", type=float, nargs="*", default=[0.02, 0.05], help="learning rates at their highest")
-    parser.add_argument("--images", choices=sorted(PHASES), default="whole", help="what training sees of them")
+    parser.add_argument("--rates", type=float, nargs="*", default=[0.02, 0.03], help="learning rates at their highest")
+    parser.add_argument("--images", choices=sorted(PHASES), default="windows", help="what training sees of them")
+    parser.add_argument("--teacher", default="resnet20", help="the dense network itself, or another, such as resnet56")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--work", type=Path, default=Path("runs"), help="where checkpoints go")
     parser.add_argument("--answers", type=Path, help="what the teacher said so far; in the folder unless given")
@@ -110,10 +111,11 @@ def main() -> None:
         parser.error("give as many --epochs and --rates as --sparsities: one of each for every stage")
     network = resnet("resnet20")
     test = prunus.data.load("cifar10", split="test")
-    teacher = Teacher(network.model, chosen.answers or chosen.work / "answers")
+    taught = network if chosen.teacher == "resnet20" else resnet(chosen.teacher)
+    teacher = Teacher(taught.model, chosen.answers or chosen.work / f"answers-{chosen.teacher}")
     model = copy.deepcopy(network.model).to(memory_format=torch.channels_last)
     masks, total = None, 0.0
-    place = chosen.work / f"seed{chosen.seed}-{chosen.pattern.replace(':', '-')}-{chosen.images}"
+    place = chosen.work / f"seed{chosen.seed}-{chosen.pattern.replace(':', '-')}-{chosen.images}-{chosen.teacher}"
     for number, (sparsity, epochs, rate) in enumerate(zip(chosen.sparsities, chosen.epochs, chosen.rates)):
         # Named by all stages so far, so that no stage takes another's checkpoints for its own.
         place = place.with_name(f"{place.name}-{sparsity:g}-{epochs:g}ep-{rate:g}")
@@ -123,8 +125,8 @@ def main() -> None:
         seed = chosen.seed + 100 * number  # other crops in every stage
         minutes = train(model, teacher, network.samples, masks, epochs, rate, seed, place, chosen.images)
         total += epochs
-        key = {"pattern": chosen.pattern, "sparsity": sparsity, "images": chosen.images, "epochs": total, "rate": rate}
-        key |= {"seed": chosen.seed}
+        key = {"pattern": chosen.pattern, "sparsity": sparsity, "teacher": chosen.teacher, "images": chosen.images}
+        key |= {"epochs": total, "rate": rate, "seed": chosen.seed}
         found = {"start %": start, "accuracy %": 100 * accuracy(model.eval(), test), "minutes": round(minutes, 1)}
         write(chosen.folder, key, {**key, **found})
 

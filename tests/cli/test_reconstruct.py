@@ -95,3 +95,12 @@ def test_a_recipe_by_name_goes_on_in_its_folder(tmp_path: Path, capsys: pytest.C
     assert (tmp_path / "0.safetensors").read_bytes() == (tmp_path / "1.safetensors").read_bytes()
     assert run(["recipe", "encoder"]) == 2
     assert "needs a model" in capsys.readouterr().err
+
+
+def test_layers_that_stay_dense_are_named(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    call = ["reconstruct", NET, "--weights", "dense.safetensors", "--data", "digits", "--samples", "64"]
+    call += ["--pattern", "balanced:64", "--misfits", "skip"]
+    assert run(call) == 0
+    assert "left dense, as it does not fit the pattern: layers.1.weight" in capsys.readouterr().out
+    assert run([*call, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["skipped"] == ["layers.1.weight"]

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import prunus
 from prunus.adapters import as_batch
-from prunus.errors import BadInput
+from prunus.errors import BadInput, PrunusWarning
 from prunus.layers import prunable_weights
 from prunus.recovery import ReconstructOptions, _reconstruct
 from prunus.recovery._moments import trace
@@ -481,3 +481,23 @@ def test_sparse_matrices_inside_a_model_do_no_harm() -> None:
     masks = prunus.reconstruct(model, 0.5, data, pattern="unstructured")
     assert masks.sparsity == 0.5
     assert float((model(data) - before).norm() / before.norm()) < 0.2
+
+
+class Odd(nn.Module):
+    """A matrix that is no layer, and one with fewer columns than a bank."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.short, self.last = nn.Parameter(torch.randn(20, 30)), nn.Linear(20, 32), nn.Linear(32, 30)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(self.last(torch.relu(self.short(x)))) + x @ self.table
+
+
+def test_what_stays_dense_is_named_in_the_notes() -> None:
+    torch.manual_seed(0)
+    with pytest.warns(PrunusWarning, match="Left dense.*table"):
+        masks = prunus.reconstruct(Odd(), 0.5, torch.randn(64, 20), pattern="balanced:32", misfits="skip", samples=64)
+    assert masks.notes["skipped"] == ["short.weight"]
+    assert masks.notes["unrecognised"] == ["table"]
+    assert list(masks) == ["last.weight"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import threading
 
 import pytest
@@ -327,3 +328,96 @@ def test_the_quick_way_sees_every_change(name: str) -> None:
         after = region(x)
         assert torch.equal(after, region.one_by_one(region.convs(), (x,)))
         assert torch.equal(after, before) == (name not in ("activation", "hook", "span"))
+
+
+class Inverted(nn.Module):
+    """Blocks as mobile networks have them: wider by 1x1, each channel by itself, narrower by 1x1, with sums."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(seed)
+
+        def draw(low: int, high: int) -> int:
+            return int(torch.randint(low, high + 1, (1,), generator=generator))
+
+        self.channels = narrow = 16 * draw(1, 2)
+        self.act, self.blocks = nn.ReLU6(), nn.ModuleList()
+        self.pads, self.sums = list[tuple[int, int, int, int]](), list[bool]()
+        for _ in range(draw(1, 4)):
+            outputs = narrow if draw(0, 1) else 16 * draw(1, 3)
+            wide, kernel, stride = 16 * draw(1, 5), 2 * draw(1, 2) + 1, draw(1, 2) if outputs != narrow else 1
+            side = kernel // 2 - (stride == 2)  # zeros on the left, and one more on the right if every second is taken
+            uneven = bool(draw(0, 1)) or stride == 2
+            self.sums.append(outputs == narrow and stride == 1)
+            self.pads.append((side, kernel // 2, side, kernel // 2) if uneven else (0, 0, 0, 0))
+            depthwise = nn.Conv2d(wide, wide, kernel, stride, 0 if uneven else kernel // 2, groups=wide, bias=False)
+            layers = [nn.Conv2d(narrow, wide, 1, bias=False), depthwise, nn.Conv2d(wide, outputs, 1, bias=False)]
+            norms = [nn.BatchNorm2d(layer.out_channels) for layer in layers]
+            for norm in norms:
+                nn.init.uniform_(norm.weight, 0.5, 1.5, generator=generator)
+                nn.init.normal_(norm.bias, 0.0, 0.5, generator=generator)
+            self.blocks.append(nn.ModuleList([*layers, *norms]))
+            narrow = outputs
+        prunus.prune(self, 0.5, pattern="balanced:16", exclude=("blocks.*.1",))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for (expand, depthwise, project, *norms), pad, adds in zip(self.blocks, self.pads, self.sums):
+            y = self.act(norms[0](expand(x)))
+            y = self.act(norms[1](depthwise(functional.pad(y, pad) if any(pad) else y)))
+            y = norms[2](project(y))
+            x = y + x if adds else y
+        return x
+
+
+@pytest.mark.parametrize("activations", [None, torch.int8])
+def test_mobile_networks_are_one_region_and_compute_the_same(activations: torch.dtype | None) -> None:
+    for seed in range(scale(12, full=200)):
+        torch.manual_seed(seed)
+        model = Inverted(seed).eval()
+        x = torch.randn(1 + seed % 3, model.channels, 8 + seed % 17, 9 + seed % 13)
+        fast = compress(model, select="always", fuse=True, activations=activations)
+        (region,) = regions(fast)
+        assert [step.kind for step in region.steps] == ["conv"] * 3 * len(model.blocks)
+        assert [step.cap for step in region.steps[:3]] == [6.0, 6.0, math.inf]
+        with torch.no_grad():
+            found = fast(x)
+            assert torch.equal(found, one_by_one(fast, x))
+            torch.set_num_threads(2)
+            assert torch.equal(fast(x), found)
+            torch.set_num_threads(1)
+            wanted = model(x)
+        if activations is None:
+            close(found, wanted)
+        else:
+            assert (found - wanted).norm() < 0.15 * wanted.norm()
+
+
+def test_layers_that_read_one_channel_each_keep_floats_among_integers() -> None:
+    torch.manual_seed(0)
+    model = Inverted(3).eval()
+    fast = compress(model, select="always", fuse=True, activations=torch.int8)
+    kinds = {name: module.integer for name, module in fast.named_modules() if isinstance(module, SparseConv2d)}
+    assert {name: kind for name, kind in kinds.items() if name.endswith(".1")} == {
+        f"blocks.{number}.1": False for number in range(len(model.blocks))
+    }
+    assert all(kind for name, kind in kinds.items() if not name.endswith(".1"))
+
+
+def test_clamps_and_pads_that_others_read_too_stay_outside() -> None:
+    class Shared(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Conv2d(16, 16, 1), nn.Conv2d(16, 16, 3, groups=16)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.first(x)
+            padded = functional.pad(functional.relu6(y), (0, 2, 0, 2))
+            return self.second(padded) + y + padded[:, :, :-2, :-2]
+
+    torch.manual_seed(0)
+    model = Shared().eval()
+    prunus.prune(model, 0.5, pattern="balanced:16", exclude=("second",))
+    fast, x = compress(model, select="always", fuse=True), 5 * torch.randn(2, 16, 9, 11)
+    with torch.no_grad():
+        x[0, :, 4, 4] = float("nan")
+        torch.testing.assert_close(fast(x), model(x), rtol=1e-4, atol=1e-4, equal_nan=True)

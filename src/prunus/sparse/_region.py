@@ -2,9 +2,10 @@
 
 Called one by one, the layers of a small network cost more in calls and fresh memory than in arithmetic. A region is a
 run of packed convolutions and of what commonly stands between them (max pools, thinned shortcuts, zeros on some sides,
-ReLU6); its result is, byte for byte, that of the layers called one by one. It is laid out once for each size of image: every value gets a place in
-one piece of memory, used again once its last reader is done, with the zeros around it that the next convolution reads.
-The kernels then take image after image through all steps, so what passes between layers stays in the cache.
+ReLU6); its result is, byte for byte, that of the layers called one by one. It is laid out once for each size of image:
+every value gets a place in one piece of memory, used again once its last reader is done, with the zeros around it that
+the next convolution reads. The kernels then take image after image through all steps, so what passes between layers
+stays in the cache.
 """
 
 from __future__ import annotations
@@ -407,8 +408,8 @@ def _step(node: fx.Node, modules: Mapping[str, nn.Module]) -> tuple[str, tuple[f
 
 def _cap(node: fx.Node, module: nn.Module | None) -> float | None:
     """The upper limit where the node clamps between zero and a positive number."""
-    if type(module) in (nn.ReLU6, nn.Hardtanh):
-        return float(module.max_val) if module.min_val == 0 < module.max_val else None  # type: ignore[union-attr, operator]
+    if isinstance(module, nn.Hardtanh) and type(module) in (nn.ReLU6, nn.Hardtanh):
+        return float(module.max_val) if module.min_val == 0 < module.max_val else None
     one = len(node.args) == 1 and isinstance(node.args[0], fx.Node) and not node.kwargs.keys() - {"inplace"}
     return 6.0 if node.op == "call_function" and node.target is functional.relu6 and one else None
 
