@@ -43,10 +43,11 @@ multiplied meanwhile, since at the rate that windows end with nothing is learnt 
 NOTE = (
     "resnet20 on CIFAR-10, 10,000 test images; reconstructed (512 images, allocation by damage, the same part of every "
     "layer from 80 to 90 %), then trained on all "
-    "50,000 images with the dense network as the teacher; stem and head dense. The rows at 90 % go on from those at "
+    "50,000 images with a dense network as the teacher; stem and head dense. The rows at 90 % go on from those at "
     "80 % after eight epochs, those with 14 epochs too, from the full rate again: epochs count all training since "
-    "dense, start is the accuracy before the stage's training. Of an epoch, four tenths see windows of 20 pixels, five "
-    "tenths of 24, one tenth whole images. The learning rate was chosen for "
+    "dense, start is the accuracy before the stage's training. Windows: four tenths of the steps see windows of 20 "
+    "pixels, five tenths of 24, one tenth whole images; the row that sees whole images throughout takes batches in two "
+    "parts. The learning rate was chosen for "
     "balanced:16 at 80 %, with 5,000 training images held aside, after two epochs (0.006 / 0.015 / 0.05: 94.6 / 94.9 / "
     "93.3 %), and is the same for both patterns. Minutes are processor minutes of the stage's training, of one core."
 )
