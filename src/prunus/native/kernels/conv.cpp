@@ -158,7 +158,13 @@ std::vector<float> own_channels(const Level &level, const Packed &p, const Conv 
 }  // namespace
 
 ConvJob::ConvJob(const Level &level, const Packed &p, const Conv &c, const Finish &f, Places *places)
-    : level_(level), p_(p), c_(c), f_(f), g_(geometry(level, p, c)), own_(own_channels(level, p, c)) {
+    : level_(level),
+      p_(p),
+      c_(c),
+      f_(f),
+      g_(geometry(level, p, c)),
+      own_(places ? places->own([&] { return own_channels(level, p, c); }) : kept_own_) {
+    if (!places) kept_own_ = own_channels(level, p, c);
     if (!own_.empty()) return;
     cut(!places);
     decode(places);

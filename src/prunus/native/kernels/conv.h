@@ -49,8 +49,9 @@ class ConvJob {
     const float *values_ = nullptr;
     const int64_t *cuts_ = nullptr;  // [groups][blocks + 1]: which slots of a group belong to a block of channels
     int64_t blocks_ = 0;
-    int64_t step_ = 0;              // banks in a block
-    const std::vector<float> own_;  // [channel][tap] where every row reads its own channel alone; otherwise empty
+    int64_t step_ = 0;  // banks in a block
+    std::vector<float> kept_own_;
+    const std::vector<float> &own_;  // [channel][tap] where every row reads its own channel alone; otherwise empty
     std::unique_ptr<char[]> kept_[4];
 
     void *take(bool keep, Scratch use, int64_t bytes);

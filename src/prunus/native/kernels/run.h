@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <mutex>
 #include <vector>
 
 #include "format.h"
@@ -31,6 +32,12 @@ class Places {
     const Blocks *blocks(const Level &, const Packed &, const float *scale, const Columns &columns, int64_t banks);
     // For the permute kernel, where its level asks for it and the layer is small enough or in quads; null otherwise.
     const Ready *ready(const Level &, const Packed &);
+    // What `make` gives, made once: the weights of a convolution whose rows each read their own channel alone.
+    template <typename F>
+    const std::vector<float> &own(const F &make) {
+        std::call_once(made_own_, [&] { own_ = make(); });
+        return own_;
+    }
     ~Places();
 
   private:
@@ -49,6 +56,9 @@ class Places {
     struct Cut;
     std::atomic<bool> asked_cut_[3]{};
     std::atomic<const Cut *> cut_[3]{};
+
+    std::once_flag made_own_;
+    std::vector<float> own_;
 
     struct Arranged;
     std::atomic<bool> asked_{false};
