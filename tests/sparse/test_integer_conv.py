@@ -319,14 +319,14 @@ def test_a_program_refuses_what_does_not_fit_together() -> None:
     packed = geometry.pack(torch.randn(16, 16, 3, 3), 1, None, torch.int8)
     program = kernels().IntegerProgram()
     program.input(16, 8, 8)
-    sizes = geometry.sizes.data_ptr()
+    sizes = geometry.native.data_ptr()
     with pytest.raises(ValueError, match="does not fit"):
         program.conv(packed.integer_weight, sizes, 32, 8, 8, 0, False, 6.0, False, 0.0, 0.0, 0, -1)
     with pytest.raises(ValueError, match="not there yet"):
         program.conv(packed.integer_weight, sizes, 16, 8, 8, 0, False, 6.0, False, 0.0, 0.0, 5, -1)
     uneven = geometry.after_pad(0, 1, 0, 1)
     with pytest.raises(ValueError, match="both sides alike"):
-        program.conv(packed.integer_weight, uneven.sizes.data_ptr(), 16, 8, 8, 0, False, 6.0, False, 0.0, 0.0, 0, -1)
+        program.conv(packed.integer_weight, uneven.native.data_ptr(), 16, 8, 8, 0, False, 6.0, False, 0.0, 0.0, 0, -1)
     with pytest.raises(ValueError, match="does not fit"):
         program.float_conv(packed.layer, sizes, 16, 8, 9, 0, False, 6.0, 0, -1)
     with pytest.raises(ValueError, match="pooled"):

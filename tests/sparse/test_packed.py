@@ -225,7 +225,7 @@ def test_plain_images_are_read_natively_and_others_left_alone() -> None:
     generator = torch.Generator().manual_seed(31)
     conv = torch.nn.Conv2d(16, 20, 3)
     sparse = SparseConv2d.from_dense(conv)
-    layer, rest = sparse.packed.layer, (False, 1, 16, sparse.geometry.sizes.data_ptr())
+    layer, rest = sparse.packed.layer, (False, 1, 16, sparse.geometry.native.data_ptr())
     x, other = torch.randn(2, 16, 6, 7, generator=generator), torch.randn(2, 20, 4, 5, generator=generator)
     with torch.no_grad():
         expected = conv(x)

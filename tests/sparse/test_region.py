@@ -14,7 +14,8 @@ from torch.nn import functional
 import prunus
 from prunus.errors import BadInput
 from prunus.sparse import SparseConv2d, compress
-from prunus.sparse._packed import kernels
+from prunus.sparse._geometry import ConvGeometry, ungrouped
+from prunus.sparse._packed import kernels, pack
 from prunus.sparse._region import FusedRegion, assign_places, with_regions
 from support import scale
 
@@ -421,3 +422,98 @@ def test_clamps_and_pads_that_others_read_too_stay_outside() -> None:
     with torch.no_grad():
         x[0, :, 4, 4] = float("nan")
         torch.testing.assert_close(fast(x), model(x), rtol=1e-4, atol=1e-4, equal_nan=True)
+
+
+class Two(nn.Module):
+    """Two pruned convolutions, and something done with them."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.a, self.b, self.way = nn.Conv2d(16, 16, 3, padding=1), nn.Conv2d(16, 16, 3, padding=1), way
+        self.act, self.limit = nn.SiLU(inplace=True), nn.Hardtanh(0.0, math.inf)
+        prunus.prune(self, 0.7)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.a(x)
+        if self.way == "changed in place":
+            y = self.b(h)
+            return y + self.act(h)
+        if self.way == "multiplied in place":
+            y = self.b(h)
+            return y + h.mul_(2)
+        if self.way == "padded and added":
+            padded = functional.pad(h, (0, 1, 0, 1))
+            return self.b(padded) + padded
+        if self.way == "padded by name":
+            return self.b(input=functional.pad(h, (0, 1, 0, 1)))
+        if self.way == "no upper limit":
+            return self.b(self.limit(h))
+        if self.way == "plus a number":
+            return self.b(h) + x.size(0)
+        return self.b(h) + (h.double() if self.way == "plus doubles" else h > 0)
+
+
+WAYS = (
+    "changed in place",
+    "multiplied in place",
+    "padded and added",
+    "padded by name",
+    "no upper limit",
+    "plus a number",
+    "plus doubles",
+    "plus truths",
+)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_what_stands_around_convolutions_keeps_its_meaning(way: str) -> None:
+    torch.manual_seed(0)
+    model = Two(way).eval()
+    fast, x = compress(model, select="always", fuse=True), torch.randn(2, 16, 9, 9)
+    wanted = model(x)
+    torch.testing.assert_close(fast(x), wanted, rtol=1e-4, atol=1e-5)
+    with torch.no_grad():
+        torch.testing.assert_close(fast(x), wanted.detach(), rtol=1e-4, atol=1e-5)
+
+
+def test_clamps_and_pools_that_change_later_are_followed() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(16, 16, 3), nn.ReLU6(), nn.MaxPool2d(2), nn.Conv2d(16, 16, 3)).eval()
+    prunus.prune(model, 0.5, pattern="balanced:16")
+    fast, x, seen = compress(model, select="always", fuse=True), 9 * torch.randn(1, 16, 12, 12), list[int]()
+    assert [step.kind for step in regions(fast)[0].steps] == ["conv", "max_pool", "conv"]
+
+    def agree() -> None:
+        with torch.no_grad():
+            for _ in range(2):  # the second call takes the quick way
+                close(fast(x), model(x))
+
+    agree()
+    for one in (model, fast):
+        one.get_submodule("1").max_val = 1.0  # type: ignore[assignment]
+    agree()
+    for one in (model, fast):
+        one.get_submodule("2").kernel_size = 3  # type: ignore[assignment]
+    agree()
+    for one in (model, fast):
+        one.set_submodule("1", nn.Tanh())
+    agree()
+    fast.get_submodule("1").register_forward_hook(lambda *_: seen.append(1))
+    fast.get_submodule("2").register_forward_hook(lambda *_: seen.append(2))
+    agree()
+    assert seen == [1, 2, 1, 2]
+
+
+def test_depthwise_layers_are_packed_without_the_zeros_between_channels() -> None:
+    torch.manual_seed(0)
+    for channels, kernel in ((16, 3), (40, 5), (17, 3), (5, 3), (64, 1)):
+        conv = nn.Conv2d(channels, channels, kernel, padding=kernel // 2, groups=channels)
+        prunus.prune(conv, 0.3)
+        for dtype in (torch.float32, torch.bfloat16, torch.int8):
+            geometry = ConvGeometry.of(conv)
+            packed = geometry.pack(conv.weight, channels, None, dtype)
+            whole = pack(geometry.matrix(ungrouped(conv.weight.detach(), channels), packed.bank), packed.bank, dtype)
+            assert packed.problem() == ""
+            assert torch.equal(packed.dense(), whole.dense())
+            x = torch.randn(2, channels, 9, 11)
+            close(SparseConv2d(packed, geometry, conv.bias)(x), SparseConv2d(whole, geometry, conv.bias)(x))

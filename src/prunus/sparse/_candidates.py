@@ -92,7 +92,8 @@ def _reason(module: nn.Module, kind: type, tables: set[int], name: str) -> str:
         return "its weight is that of an embedding"
     if module._forward_hooks or module._forward_pre_hooks:
         return "it has forward hooks"
-    if isinstance(module, nn.Conv2d) and module.weight.numel() * module.groups > EXPANSION and module.groups > 1:
+    large = isinstance(module, nn.Conv2d) and module.weight.numel() * module.groups > EXPANSION and module.groups > 1
+    if large and not depthwise(module):
         return "too many groups"
     if isinstance(module, nn.LSTM) and module.proj_size:
         return "an LSTM with projections"

@@ -80,7 +80,8 @@ def compress(
         masks: applied to the copy first; without them the zeros of the weights count.
         example: an input, a tuple of inputs or a dict of named ones, of the shape that matters: it decides on which
             shapes layers are timed, and both models are run on it and compared before the copy is returned.
-        select: "measured" (replace what gains), "always" (replace whatever can be and is pruned), or {layer: bool} to
+        select: "measured" (replace what gains), "always" (replace whatever can be and is pruned, and depthwise
+            convolutions), or {layer: bool} to
             decide for some layers by hand.
         dtype: stores the kept values as torch.float32 (the default), torch.bfloat16 or torch.int8.
         activations: with torch.int8 the inputs of linear layers and convolutions are rounded to seven bits over the

@@ -50,8 +50,8 @@ class ConvGeometry:
         return self.kernel[0] * self.kernel[1]
 
     @cached_property
-    def sizes(self) -> Tensor:
-        """Kernel, stride, padding and dilation as the kernels read them."""
+    def native(self) -> Tensor:
+        """Kernel, stride, padding, dilation and `more` as the kernels read them."""
         return torch.tensor([*self.kernel, *self.stride, *self.padding, *self.dilation, *self.more], device="cpu")
 
     def after_pad(self, left: int, right: int, top: int, bottom: int) -> ConvGeometry:
@@ -126,12 +126,32 @@ class ConvGeometry:
 
     def pack(self, weight: Tensor, groups: int, bank: int | None, dtype: torch.dtype | None) -> Packed:
         """Pack a convolution's weight; without a bank, 16 columns, or 64 where that needs far fewer slots."""
+        if groups == self.inputs == self.outputs >= 16 and bank in (None, 16):
+            return self._pack_own(weight.detach(), dtype)
         full = ungrouped(weight.detach(), groups)
         packed = pack(self.matrix(full, bank or 16), bank or 16, dtype)
         if bank is None and packed.fill < 0.7 and self.inputs >= 64:
             larger = pack(self.matrix(full, 64), 64, dtype)
             packed = larger if larger.slots < 0.8 * packed.slots else packed
         return packed
+
+    def _pack_own(self, weight: Tensor, dtype: torch.dtype | None) -> Packed:
+        """Pack a depthwise weight without writing out the zeros between its channels.
+
+        Sixteen rows read one block of channels: packed as if all of them read the first, their banks move to their own.
+        """
+        row = torch.arange(self.outputs)
+        near = weight.new_zeros(self.outputs, self.taps, 16)
+        near[row, :, row % 16] = weight.reshape(self.outputs, self.taps)
+        packed = pack(near.flatten(1), 16, dtype)
+        begins, slots = packed.starts[: packed.groups].tolist(), packed.starts[packed.groups : 2 * packed.groups + 1]
+        counts = slots.diff().tolist()
+        parts = [
+            packed.schedule[begin : begin + count] + group * self.taps
+            for group, (begin, count) in enumerate(zip(begins, counts))
+        ]
+        starts = torch.cat([slots[:-1], packed.starts[packed.groups :]])
+        return replace(packed, cols=self.columns(16), schedule=torch.cat(parts), starts=starts)
 
 
 def ungrouped(weight: Tensor, groups: int) -> Tensor:

@@ -23,6 +23,7 @@ from prunus.sparse._region import with_regions
 
 _RELU_FUNCTIONS = (functional.relu, torch.relu, torch.relu_)
 _ADD_FUNCTIONS = (operator.add, operator.iadd, torch.add)
+_IN_PLACE = ("iadd", "isub", "imul", "itruediv", "imatmul", "setitem", "__setitem__")
 
 
 def trace(model: nn.Module, leaves: tuple[type, ...] = ()) -> fx.Graph | None:
@@ -155,6 +156,12 @@ def _fuse_sum(
         return None
     for layer, other in (terms, terms[::-1]):
         if len(layer.users) == 1 and _single(layer, modules, calls, (SparseConv2d,)):
+            between, node = list[fx.Node](), layer.next
+            while node is not source:
+                between.append(node)
+                node = node.next
+            if any(_writes(node, modules) for node in between):  # the convolution would see what came of its input
+                return None
             with graph.inserting_before(source):
                 joint = graph.call_module(str(layer.target), (layer.args[0], other))
             last.replace_all_uses_with(joint)
@@ -162,6 +169,20 @@ def _fuse_sum(
                 graph.erase_node(gone)
             return modules[str(layer.target)]  # type: ignore[return-value]
     return None
+
+
+def _writes(node: fx.Node, modules: dict[str, nn.Module]) -> bool:
+    """Whether a node may change a tensor in place."""
+    name = node.target if node.op == "call_method" else getattr(node.target, "__name__", "")
+    inside = modules.get(str(node.target)) if node.op == "call_module" else None
+    told = any(getattr(module, "inplace", False) for module in inside.modules()) if inside is not None else False
+    return (
+        told
+        or str(name).endswith("_")
+        or str(name) in _IN_PLACE
+        or node.kwargs.get("inplace") is True
+        or "out" in node.kwargs
+    )
 
 
 def _single(node: fx.Node, modules: dict[str, nn.Module], calls: Counter[Any], kinds: tuple[type, ...]) -> bool:

@@ -132,7 +132,7 @@ def add_conv(
     """
     check_integer(packed)
     low, high = (0.0, 0.0) if span is None else span
-    numbers = geometry.sizes.data_ptr()
+    numbers = geometry.native.data_ptr()
     program.conv(packed.integer_weight, numbers, *size, bias, relu, cap, span is not None, low, high, source, other)
 
 

@@ -399,14 +399,20 @@ class SparseConv2d(PackedModule):
         x, other = uncast(input), uncast(other)
         if isinstance(x, Tensor) and x.dim() == 3:  # one image without a batch; what fx traces is no tensor
             return self.forward(x.unsqueeze(0), None if other is None else other.unsqueeze(0)).squeeze(0)
-        if isinstance(other, Tensor) and not self._fits(x, other):
+        if isinstance(other, (int, float)) or (isinstance(other, Tensor) and not self._fits(x, other)):
             out = self._run(x, None, False) + other
             return out.relu() if self.relu else out
         return self._run(x, other, self.relu)
 
     def _fits(self, x: Tensor, other: Tensor) -> bool:
-        """Whether `other` has the shape of the result; one that is spread over it is added afterwards."""
-        if x.dim() != 4 or other.dim() != 4 or other.shape[0] != x.shape[0] or other.shape[1] != self.rows:
+        """Whether `other` is of the result's type and shape; what is spread over it, or widens it, is added later."""
+        if (
+            other.dtype != torch.float32
+            or x.dim() != 4
+            or other.dim() != 4
+            or other.shape[0] != x.shape[0]
+            or other.shape[1] != self.rows
+        ):
             return False
         return tuple(other.shape[2:]) == self.geometry.output(x.shape[2], x.shape[3])
 

@@ -260,7 +260,7 @@ def run_conv2d(
     """act(conv(x) + bias + other), x (n, inputs, h, w) -> (n, outputs, h', w'), float32. No gradients."""
     x = x.resolve_neg() if x.is_neg() else x
     other = other.resolve_neg() if other is not None and other.is_neg() else other
-    layer, threads, sizes = packed.layer, torch.get_num_threads(), geometry.sizes.data_ptr()
+    layer, threads, sizes = packed.layer, torch.get_num_threads(), geometry.native.data_ptr()
     if layer is not None:
         out = layer.conv_on(x, bias, other, relu, threads, geometry.inputs, sizes)  # as in run_linear
         if out is not None:

@@ -10,6 +10,7 @@ stays in the cache.
 
 from __future__ import annotations
 
+import functools
 import math
 import operator
 from collections.abc import Mapping, Sequence
@@ -29,6 +30,8 @@ from prunus.sparse._quick import watch_packed
 
 Shape = tuple[int, ...]  # of one image: channels, height, width
 _SIZES = 16  # sizes of image for which a region stays laid out
+_SETTINGS = ("min_val", "max_val", "kernel_size", "stride", "padding", "dilation", "ceil_mode", "return_indices")
+"""Of pools and clamps: what a layout depends on."""
 
 
 @dataclass(frozen=True)
@@ -37,13 +40,14 @@ class RegionStep:
 
     `numbers` are, for "thin", the steps in y and x and the zero channels before and after; for "max_pool", kernel and
     stride; for "conv", the zeros that its image gets on the left, right, top and bottom first, if any. A "conv" with a
-    `cap` is clamped between zero and that afterwards.
+    `cap` is clamped between zero and that afterwards. `module` names the pool, or what clamps, where it is a module.
     """
 
     kind: str  # "conv", "thin" or "max_pool"
     inputs: tuple[int, ...]
     numbers: tuple[int, ...] = ()
     cap: float = math.inf
+    module: str = ""
 
     def geometry(self, conv: SparseConv2d) -> ConvGeometry:
         """The sizes of the convolution together with the zeros before it."""
@@ -83,13 +87,28 @@ class FusedRegion:
 
     def convs(self) -> list[Any]:
         """The convolutions as they stand now, in the order of their steps."""
-        found = []
-        for path in self._paths:
-            module: Any = self._model
-            for part in path:
-                module = module._modules[part]  # `getattr` on a module takes ten times as long
-            found.append(module)
-        return found
+        return [self._at(path) for path in self._paths]
+
+    def _at(self, path: Sequence[str]) -> Any:
+        module: Any = self._model
+        for part in path:
+            module = module._modules[part]  # `getattr` on a module takes ten times as long
+        return module
+
+    def _named(self, step: RegionStep) -> Any:
+        """The pool or clamp of a step as it stands now."""
+        return self._at(step.module.split("."))
+
+    def _unchanged(self) -> bool:
+        """Whether pools and clamps still do what the steps say, and nothing else."""
+        for step in self.steps:
+            if not step.module:
+                continue
+            module = self._named(step)
+            same = _pool_of(module) == step.numbers if step.kind == "max_pool" else _cap_of(module) == step.cap
+            if not same or module._forward_hooks or module._forward_pre_hooks:
+                return False
+        return True
 
     def _watched(self) -> tuple[list[tuple[Any, ...]], list[Any]]:
         """What a layout depends on, as `watch_modules` gives it."""
@@ -102,6 +121,13 @@ class FusedRegion:
             more = watch_packed(module)
             entries += more[0]
             hooks += more[1]
+        for name in {step.module for step in self.steps} - {""}:
+            module, own = self._model, vars(self._at(name.split(".")))
+            for part in name.split("."):
+                entries.append((module._modules, part, module._modules[part], False))
+                module = module._modules[part]
+            entries += [(own, key, own[key], False) for key in _SETTINGS if key in own]
+            hooks += [module._forward_hooks, module._forward_pre_hooks]
         return entries, hooks
 
     def __call__(self, *inputs: Tensor) -> Any:
@@ -111,7 +137,10 @@ class FusedRegion:
             out = last.program.run_on(inputs[0], None, torch.get_num_threads())
             if out is not None:
                 return out
-        convs, inputs = self.convs(), tuple(uncast(x).resolve_neg() for x in inputs)
+        convs = self.convs()
+        if not all(isinstance(x, Tensor) for x in inputs):  # a number that is added
+            return self.one_by_one(convs, inputs)
+        inputs = tuple(uncast(x).resolve_neg() for x in inputs)
         batch = inputs[0].shape[0] if inputs[0].dim() else 0
         for x in inputs:
             if x.dim() != 4 or x.shape[0] != batch or x.dtype != torch.float32 or not x.is_cpu:
@@ -132,6 +161,8 @@ class FusedRegion:
         for conv in convs:
             if conv._forward_hooks or conv._forward_pre_hooks:
                 return None
+        if not self._unchanged():
+            return None
         key = (None if module is None else module.level(), *(x.shape[1:] for x in inputs))
         laid = self._laid.get(key)
         if laid is not None and _current(laid, convs):
@@ -154,12 +185,17 @@ class FusedRegion:
             if step.kind == "conv":
                 x = functional.pad(x, step.numbers) if step.numbers else x
                 y = next(waiting)(x, *(values[number] for number in step.inputs[1:]))
-                values.append(functional.hardtanh(y, 0.0, step.cap) if step.cap < math.inf else y)
+                clamp = (
+                    self._named(step)
+                    if step.module
+                    else functools.partial(functional.hardtanh, max_val=step.cap, min_val=0.0)
+                )
+                values.append(clamp(y) if step.cap < math.inf else y)
             elif step.kind == "thin":
                 step_y, step_x, before, after = step.numbers
                 values.append(functional.pad(x[..., ::step_y, ::step_x], (0, 0, 0, 0, before, after)))
             else:
-                values.append(functional.max_pool2d(x, step.numbers[:2], step.numbers[2:]))
+                values.append(self._named(step)(x))
         out = [values[number] for number in self.results]
         return out[0] if len(out) == 1 else tuple(out)
 
@@ -190,7 +226,7 @@ class FusedRegion:
                     ends = conv.ends()
                     add_conv(program, conv.packed, geometry, size, bias, relu, ends, source, other, step.cap)
                 else:
-                    numbers, layer = geometry.sizes.data_ptr(), conv.packed.layer
+                    numbers, layer = geometry.native.data_ptr(), conv.packed.layer
                     program.float_conv(layer, numbers, *size, bias, relu, step.cap, source, other)
             else:
                 getattr(program, step.kind)(*step.numbers, source)
@@ -209,7 +245,7 @@ class FusedRegion:
                 conv = next(waiting)
                 other = places[step.inputs[1]] if len(step.inputs) > 1 else None
                 geometry, bias, relu = step.geometry(conv), _address(conv.bias), step.rectifies(conv)
-                numbers = geometry.sizes.data_ptr()
+                numbers = geometry.native.data_ptr()
                 program.conv(conv.packed.layer, bias, relu, step.cap, size, numbers, source, target, other)
             else:
                 getattr(program, step.kind)(size, *step.numbers, source, target)
@@ -224,7 +260,10 @@ class FusedRegion:
         for step in self.steps:
             channels, height, width = shapes[step.inputs[0]]
             if step.kind == "conv":
-                geometry = step.geometry(next(waiting))
+                conv = next(waiting)
+                geometry = step.geometry(conv)
+                if step.numbers and conv.integer:  # one that was put there later; bytes are padded alike on all sides
+                    return None
                 shape: Shape = (geometry.outputs, *geometry.output(height, width))
                 if channels != geometry.inputs or any(shapes[other] != shape for other in step.inputs[1:]):
                     return None
@@ -340,23 +379,23 @@ def _emit(graph: fx.Graph, env: dict[fx.Node, fx.Node], run: list[fx.Node], mode
     members, modules = set(run), dict(model.named_modules())
     inputs = list(dict.fromkeys(source for node in run for source in node.all_input_nodes if source not in members))
     value = {node: index for index, node in enumerate(inputs)}
-    steps, names = list[RegionStep](), []
+    steps, names, pads = list[RegionStep](), [], dict[fx.Node, tuple[int, ...]]()
     for node in run:
         kind, numbers = _step(node, modules)  # type: ignore[misc]
         sources = tuple(value[source] for source in node.all_input_nodes)
         if kind == "pad":  # the next node is the convolution of it
-            value[node] = sources[0]
+            value[node], pads[node] = sources[0], tuple(map(int, numbers))
             continue
+        named = str(node.target) if node.op == "call_module" and kind != "conv" else ""
         if kind == "clamp":  # the node before is the convolution
             value[node] = sources[0]
-            steps[-1] = replace(steps[-1], cap=numbers[0])
+            steps[-1] = replace(steps[-1], cap=numbers[0], module=named)
             continue
         value[node] = len(inputs) + len(steps)
         if kind == "conv":
             names.append(str(node.target))
-            before = _step(node.args[0], modules) if node.args[0] in members else None  # type: ignore[arg-type]
-            numbers = before[1] if before is not None and before[0] == "pad" else ()
-        steps.append(RegionStep(kind, sources, tuple(int(number) for number in numbers)))
+            numbers = pads.get(node.all_input_nodes[0], ())
+        steps.append(RegionStep(kind, sources, tuple(map(int, numbers)), module=named))
     results = [node for node in run if any(user not in members for user in node.users)]
     region = FusedRegion(model, names, tuple(steps), tuple(value[node] for node in results))
     call = graph.call_function(region, tuple(env[node] for node in inputs))
@@ -389,16 +428,13 @@ def _step(node: fx.Node, modules: Mapping[str, nn.Module]) -> tuple[str, tuple[f
     cap = _cap(node, module)
     if cap is not None:
         source = node.all_input_nodes[0]
-        conv = modules.get(str(source.target)) if source.op == "call_module" else None
         alone = source is node.prev and len(source.users) == 1
-        return ("clamp", (cap,)) if alone and isinstance(conv, SparseConv2d) else None
+        return ("clamp", (cap,)) if alone and _called(source, modules) is not None else None
     if isinstance(module, SparseConv2d):
-        fits = not node.kwargs and len(node.args) == len(node.all_input_nodes) in (1, 2)
-        return ("conv", ()) if fits else None
-    if isinstance(module, nn.MaxPool2d):
-        kernel, stride = _two(module.kernel_size), _two(module.stride)
-        plain = _two(module.padding) == (0, 0) and _two(module.dilation) == (1, 1)
-        return ("max_pool", (*kernel, *stride)) if plain and not (module.ceil_mode or module.return_indices) else None
+        return ("conv", ()) if _called(node, modules) is not None else None
+    if module is not None:
+        pool = _pool_of(module)
+        return None if pool is None else ("max_pool", pool)
     if node.op == "call_function" and node.target is operator.getitem:
         return _slices(node.args[1])
     if node.op == "call_function" and node.target is functional.pad:
@@ -408,21 +444,41 @@ def _step(node: fx.Node, modules: Mapping[str, nn.Module]) -> tuple[str, tuple[f
 
 def _cap(node: fx.Node, module: nn.Module | None) -> float | None:
     """The upper limit where the node clamps between zero and a positive number."""
-    if isinstance(module, nn.Hardtanh) and type(module) in (nn.ReLU6, nn.Hardtanh):
-        return float(module.max_val) if module.min_val == 0 < module.max_val else None
+    if module is not None:
+        return _cap_of(module)
     one = len(node.args) == 1 and isinstance(node.args[0], fx.Node) and not node.kwargs.keys() - {"inplace"}
     return 6.0 if node.op == "call_function" and node.target is functional.relu6 and one else None
 
 
+def _cap_of(module: nn.Module) -> float | None:
+    if not isinstance(module, nn.Hardtanh) or type(module) not in (nn.ReLU6, nn.Hardtanh):
+        return None
+    return float(module.max_val) if module.min_val == 0 < module.max_val < math.inf else None
+
+
+def _pool_of(module: nn.Module) -> tuple[int, ...] | None:
+    """Kernel and stride of a max pool that does nothing else."""
+    if not isinstance(module, nn.MaxPool2d):
+        return None
+    plain = _two(module.padding) == (0, 0) and _two(module.dilation) == (1, 1)
+    plain = plain and not (module.ceil_mode or module.return_indices)
+    return (*_two(module.kernel_size), *_two(module.stride)) if plain else None
+
+
+def _called(node: fx.Node, modules: Mapping[str, nn.Module]) -> SparseConv2d | None:
+    """The convolution that the node calls in a way that a region knows: with an image, or two."""
+    module = modules.get(str(node.target)) if node.op == "call_module" else None
+    fits = not node.kwargs and len(node.args) == len(node.all_input_nodes) in (1, 2)
+    return module if isinstance(module, SparseConv2d) and fits else None
+
+
 def _zeros_around(node: fx.Node, modules: Mapping[str, nn.Module]) -> tuple[str, tuple[float, ...]] | None:
     """Zeros on the sides of an image, where a convolution with products of floats comes next and alone reads them."""
-    pad = _zeros(node)
-    user = node.next
-    conv = modules.get(str(user.target)) if user.op == "call_module" else None
+    pad, user = _zeros(node), node.next
     if pad is None or len(pad) != 4 or pad[1] < pad[0] or pad[3] < pad[2] or list(node.users) != [user]:
         return None
-    fits = isinstance(conv, SparseConv2d) and not conv.integer and user.args[0] is node
-    return ("pad", pad) if fits and user.all_input_nodes.count(node) == 1 else None
+    conv = _called(user, modules)
+    return ("pad", pad) if conv is not None and not conv.integer and user.args[0] is node else None
 
 
 def _slices(index: Any) -> tuple[str, tuple[float, ...]] | None:

@@ -177,7 +177,9 @@ void finish_tile(const Ending &e) {
                 if (e.out != e.acc) continue;
             }
             for (int64_t i = run->count / W * W; i < run->count; ++i) {
-                float v = acc[i] * scale + bias;
+                float one[W];
+                store(one, fma(all(acc[i]), scales, biases));  // rounded as the whole registers are
+                float v = one[0];
                 if (other) v += other[i];
                 out[i] = !f.relu ? v : v < 0.0f ? 0.0f : v > f.cap ? f.cap : v;  // keeps NaN, as torch does
             }
