@@ -148,4 +148,48 @@ void check_integer_conv(const IntegerLevel &level) {
     }
 }
 
+// A convolution of floats, of one channel for each row or of all, before one of bytes: against both taken by themselves.
+void check_mixed(const IntegerLevel &level) {
+    const bool own = draw(0, 1);
+    const int64_t batch = draw(1, 3), channels = draw(1, 40), rows = own ? channels : draw(1, 40), taps = 9;
+    Conv one = {1, channels, draw(3, 14), draw(3, 20), 3, 3, draw(1, 2), draw(1, 2), 1, 1, 1, 1, {}, {}, {}};
+    one.more_y = draw(0, 1), one.more_x = draw(0, 1);
+    const int64_t cols = taps * (channels < 16 ? channels : (channels + 15) / 16 * 16);
+    std::vector<bool> used(static_cast<size_t>(rows * cols));
+    for (int64_t r = 0; r < rows; ++r)
+        for (int64_t k = own ? r : 0; k < (own ? r + 1 : channels); ++k)
+            for (int64_t tap = 0; tap < taps; ++tap)
+                used[size_t(r * cols + (channels < 16 ? tap * channels + k : (k / 16 * taps + tap) * 16 + k % 16))] =
+                    true;
+    const Matrix first(rows, cols, 16, 0.7, Values(draw(0, 2)), &used);
+    Conv two = {1, rows, one.out_height(), one.out_width(), 1, 1, 1, 1, 0, 0, 1, 1, {}, {}, {}};
+    const Matrix second = conv_matrix(two, 8, 16);
+    const Floats bias(40), x(batch * channels * one.height * one.width);
+    const float cap = draw(0, 1) ? 0.5f : std::numeric_limits<float>::infinity();
+    const Finish finish = {bias.at.get(), first.scales(), nullptr, true, cap};
+    const int64_t middle = rows * two.height * two.width, out = 8 * two.height * two.width;
+    IntegerProgram program(portable_level(), level);
+    program.input(channels, one.height, one.width);
+    program.float_conv(first.packed, one, finish, 0, -1);
+    program.conv(std::make_shared<const IntegerMatrix>(second.packed, second.scales()), 16, two, bias.at.get(), false,
+                 cap, nullptr, 1, -1);
+    program.finish({2});
+    std::vector<float> y(size_t(batch * middle)), z(size_t(batch * out));
+    Places places;
+    Conv all = one;
+    all.batch = batch;
+    conv(portable_level(), first.packed, places, all, x.at.get(), y.data(), finish, 1);
+    for (int threads : {1, 3}) {
+        program.run(batch, {x.at.get(), z.data()}, threads);
+        for (int64_t n = 0; n < batch; ++n) {
+            const std::vector<float> image(y.begin() + n * middle, y.begin() + (n + 1) * middle);
+            const std::vector<float> exact =
+                PlainConv{two, 16, second, bias.at.get(), false, cap, nullptr}(image, nullptr);
+            for (size_t i = 0; i < exact.size(); ++i)
+                if (exact[i] != z[size_t(n * out) + i])
+                    compare("floats before bytes", level.name, z[size_t(n * out) + i], exact[i], 0.0);
+        }
+    }
+}
+
 }  // namespace

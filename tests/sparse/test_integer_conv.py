@@ -455,3 +455,17 @@ def test_a_busy_moment_of_the_dense_layer_packs_nothing(monkeypatch: pytest.Monk
     (row,) = prunus.sparse.explain(fast)
     assert row.format == "dense"
     assert "slower" in row.why
+
+
+@pytest.mark.parametrize("span", [None, torch.tensor([-3.0, 3.0])])
+def test_gradients_pass_with_and_without_a_span(span: torch.Tensor | None) -> None:
+    torch.manual_seed(0)
+    conv = nn.Conv2d(16, 8, 3, padding=1)
+    geometry = ConvGeometry.of(conv)
+    packed = geometry.pack(conv.weight, 1, None, torch.int8)
+    layer = SparseConv2d(packed, geometry, conv.bias, activations=torch.int8, span=span)
+    x = torch.randn(2, 16, 7, 7, requires_grad=True)
+    layer(x).sum().backward()
+    assert x.grad is not None
+    wanted = torch.autograd.grad(SparseConv2d(packed, geometry, conv.bias)(x).sum(), x)[0]
+    torch.testing.assert_close(x.grad, wanted)

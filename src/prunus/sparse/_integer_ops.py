@@ -160,6 +160,15 @@ def integer_conv2d_op(
     return run_conv2d(packed, _ops.geometry_of(packed, geometry), x, bias, other, relu, _span(span))
 
 
+def _integer_conv_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    _ops.conv_setup(ctx, inputs[:9], output)
+    ctx.span = inputs[9]
+
+
+def _integer_conv_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+    return (*_ops.conv_backward(ctx, grad), None if ctx.span else [])  # torch takes an empty list for one of tensors
+
+
 _ops.register(
     "integer_linear",
     f"Tensor x, Tensor? bias, {_ops.WEIGHT}, bool relu, float low, float high",
@@ -173,6 +182,6 @@ _ops.register(
     f"Tensor x, Tensor? bias, Tensor? other, {_ops.WEIGHT}, bool relu, SymInt[] geometry, float[] span",
     integer_conv2d_op,
     _ops.conv_fake,
-    lambda ctx, grad: (*_ops.conv_backward(ctx, grad), None),
-    lambda ctx, inputs, output: _ops.conv_setup(ctx, inputs[:9], output),
+    _integer_conv_backward,
+    _integer_conv_setup,
 )
