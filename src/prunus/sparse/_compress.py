@@ -50,7 +50,7 @@ from prunus.sparse._plan import SparsePlan, StoredLayer, describe, install, plan
 from prunus.sparse._pretrained import offer_save_pretrained
 
 LEAST_SPARSITY = 0.3  # below this share of zeros a layer is not tried unless it is named ...
-SMALL = 4096  # ... or so small that the saved overhead may pay
+SMALL = 4096  # ... or so small that the saved overhead may pay, or a convolution that integer products make faster
 UNPRUNED = 0.01  # below this share of zeros "always" leaves a layer alone, too
 
 
@@ -222,7 +222,7 @@ def _try_layers(
             why = "it is called with something else than a tensor"
         elif decision == "all" and hopeless and sparsity < UNPRUNED:
             why = "not pruned"
-        elif decision == "measured" and hopeless:
+        elif decision == "measured" and hopeless and not (options.activations and isinstance(layer, nn.Conv2d)):
             why = "too few zeros"
         if why:
             row = make_row(name, layer, None, None, why=why)
