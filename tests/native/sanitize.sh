@@ -34,7 +34,7 @@ case $common in *EMULATE*) vnni="$source/kernels/integer_avx512_vnni $source/ker
 own="$source/kernels/avx2 $source/kernels/avx512 $source/kernels/integer_avx2 $source/kernels/block_avx2 $vnni"
 if [ "$mode" = neon ]; then own="$source/kernels/neon $source/kernels/integer_neon $source/kernels/block_neon"; fi
 objects=
-for unit in "$here/kernels_check" "$source/kernels/pack" "$source/kernels/linear" "$source/kernels/conv" \
+for unit in "$here/kernels_check" "$source/kernels/pack" "$source/kernels/linear" "$source/kernels/conv" "$source/kernels/depthwise" \
     "$source/kernels/places" "$source/kernels/program" "$source/kernels/pool" "$source/kernels/portable" \
     "$source/kernels/integer" "$source/kernels/integer_planes" "$source/kernels/integer_program" \
     "$source/kernels/integer_portable" \

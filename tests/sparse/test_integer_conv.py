@@ -23,7 +23,8 @@ from prunus.sparse._integer_ops import run_conv2d, run_linear
 from prunus.sparse._measure import Timing
 from prunus.sparse._packed import BANKS, Packed, pack
 from prunus.sparse._plan import plan_of
-from prunus.sparse._region import FusedRegion, with_regions
+from prunus.sparse._region import FusedRegion
+from prunus.sparse._region_graph import with_regions
 from support import scale
 from support.kernels import draw, each_level, matrix
 

@@ -16,7 +16,8 @@ from prunus.errors import BadInput
 from prunus.sparse import SparseConv2d, compress
 from prunus.sparse._geometry import ConvGeometry, ungrouped
 from prunus.sparse._packed import kernels, pack
-from prunus.sparse._region import FusedRegion, assign_places, with_regions
+from prunus.sparse._region import FusedRegion, assign_places
+from prunus.sparse._region_graph import with_regions
 from support import scale
 
 pytestmark = pytest.mark.skipif(kernels() is None, reason="needs the compiled kernels")

@@ -19,7 +19,7 @@ from torch.nn import functional
 from prunus import graph as graphs
 from prunus.errors import BadInput
 from prunus.sparse._modules import BalancedLinear, PackedModule, SparseConv2d, watched
-from prunus.sparse._region import with_regions
+from prunus.sparse._region_graph import with_regions
 
 _RELU_FUNCTIONS = (functional.relu, torch.relu, torch.relu_)
 _ADD_FUNCTIONS = (operator.add, operator.iadd, torch.add)

@@ -24,6 +24,9 @@ struct Geometry {
     int64_t across;  // and registers in a row of the output
 };
 
+// The weights [channel][tap] of a convolution whose rows each read their own channel alone; none for any other.
+std::vector<float> own_channels(const Level &, const Packed &, const Conv &);
+
 class ConvJob {
   public:
     // Without `places` the decoded layer belongs to this object; otherwise to them, or to the calling thread until its
