@@ -51,10 +51,23 @@
   const quality = (group) => scale() * value(group, "quality");
   const told = (group) => scale() * group.told;  // of the kernels whose speed is told
   const said = (x) => (here().metric.percent ? percent(x) : x.toFixed(here().metric.digits));
-  function merit() {
+  function merit(traces) {
     const { axis, percent: share, lower } = here().metric;
-    const range = share ? { autorangeoptions: { clipmin: 0, clipmax: 100 } } : lower ? { type: "log", autorange: "reversed", tickvals: [1, 2, 5, 10, 15, 20, 25, 30, 40, 50, 70, 100, 200, 500, 1e3, 1e4, 1e5] } : { tickformat: ".2f", autorangeoptions: { clipmax: here().metric.name.includes("correlation") ? 1 : undefined } };
+    const range = share ? { autorangeoptions: { clipmin: 0, clipmax: 100 } } : lower ? { autorange: "reversed", ...logarithmic(traces, "y") } : { tickformat: ".2f", autorangeoptions: { clipmax: here().metric.name.includes("correlation") ? 1 : undefined } };
     return { title: title(axis), ...range };
+  }
+  // A logarithmic axis with round numbers on it: equal steps over a small range, 1, 2, 5, 10, ... over a few decades, powers of ten over many.
+  function logarithmic(traces, axis) {
+    const found = traces.flatMap((trace) => trace[axis]).filter((one) => one > 0);
+    const [low, high] = [Math.min(...found) / 1.1, Math.max(...found) * 1.1];
+    if (!found.length || high / low > 1e5) return { type: "log", exponentformat: "power" };
+    const powers = [], values = [];
+    for (let power = Math.floor(Math.log10(low)); power <= Math.log10(high); power++) powers.push(power);
+    if (high / low < 4) {
+      const size = 10 ** Math.floor(Math.log10((high - low) / 3)), step = size * [5, 2, 1].find((times) => times * size <= (high - low) / 3);
+      for (let place = Math.ceil(low / step); place * step <= high; place++) values.push(+(place * step).toPrecision(12));
+    } else for (const power of powers) values.push(...(powers.length > 3 ? [1, 2, 5] : [1, 1.5, 2, 3, 5, 7]).map((digit) => +(digit * 10 ** power).toPrecision(2)));
+    return { type: "log", tickvals: values, ticktext: values.map((one) => one.toLocaleString("en", { maximumSignificantDigits: 4 })) };
   }
   const title = (text) => ({ text, font: { size: 13, color: css("--soft") }, standoff: 8 });
   // Colour and shape say what varies most in this study (its pattern, or how weights were chosen); line and filling the other.
@@ -135,7 +148,7 @@
     const notes = dense === null ? [] : [{ xref: "paper", x: 0.995, y: here().metric.lower ? Math.log10(dense) : scale() * dense, yanchor: "bottom", xanchor: "right", showarrow: false, text: `dense ${said(dense)}`, font: { color: css("--soft"), size: 12 } }];
     const last = Math.max(...here().groups.map((g) => 100 * g.sparsity));
     if (traces.length && dense !== null) traces.push({ name: "dense", mode: "markers", x: [last], y: [scale() * dense], marker: { opacity: 0, size: 9 }, hoverinfo: "skip" });  // so that the axis reaches it
-    draw("accuracy", traces, { xaxis: zeros(), yaxis: merit(), shapes: lines, annotations: notes });
+    draw("accuracy", traces, { xaxis: zeros(), yaxis: merit(traces), shapes: lines, annotations: notes });
   }
 
   function pareto() {
@@ -161,7 +174,7 @@
     })));
     const guessing = timed(here().groups).length - skilled.length;
     find("#how-pareto").textContent = `Up and to the right is better, in the kernels that are faster (float32 or integers). Crosses are dense networks. Rings mark what nothing beats in both; the line joins them.${guessing ? ` Not shown: ${guessing === 1 ? "1 network that is" : `${guessing} networks that are`} closer to guessing than to the dense one.` : ""}`;
-    draw("pareto", traces, { xaxis: { title: title(`times faster than dense${here().rivals.length > 1 ? " in torch" : ""}`), rangemode: "tozero" }, yaxis: merit() });
+    draw("pareto", traces, { xaxis: { title: title(`times faster than dense${here().rivals.length > 1 ? " in torch" : ""}`), rangemode: "tozero" }, yaxis: merit(traces) });
   }
 
   function macs() {
@@ -175,18 +188,7 @@
       }] : [];
     });
     if (traces.length) traces.push({ name: "ideal", mode: "lines+text", text: ["", "ideal"], textposition: "middle left", textfont: { color: css("--soft"), size: 12 }, x: [1, most], y: [1, most], line: { color: css("--soft"), dash: "dash", width: 1.4 }, hoverinfo: "skip" });
-    const ticks = { tickvals: [0.5, 1, 1.5, 2, 3, 5, 10, 20, 50, 100], type: "log" };
-    draw("macs", traces, { xaxis: { title: title("times fewer multiply-adds"), ...ticks }, yaxis: { title: title("times faster"), ...ticks } });
-  }
-
-  // On a logarithmic axis 1, 2, 5, 10, ... over few decades, powers of ten over many.
-  function decades(traces) {
-    const logs = traces.flatMap((t) => t.y).filter((y) => y > 0).map(Math.log10);
-    const [low, high] = [Math.floor(Math.min(...logs)), Math.ceil(Math.max(...logs))];
-    if (!logs.length || high - low > 4) return { exponentformat: "power" };
-    const values = [];
-    for (let power = low; power <= high; power++) values.push(...[1, 2, 5].map((digit) => +(digit * 10 ** power).toPrecision(1)));
-    return { tickvals: values, ticktext: values.map((v) => v.toLocaleString("en", { maximumSignificantDigits: 2 })) };
+    draw("macs", traces, { xaxis: { title: title("times fewer multiply-adds"), ...logarithmic(traces, "x") }, yaxis: { title: title("times faster"), ...logarithmic(traces, "y") } });
   }
 
   function certificate() {
@@ -219,7 +221,7 @@
       proved ? "Filled: no input near the test points moves the outputs by more; proved. Open: an input there that moves them by so much; the truth lies between." : "",
       most ? `${proved ? "Small, dotted: nearly" : "Nearly"} all inputs like the held-out ones move the outputs by less, with 95 % confidence.` : "",
     ].filter(Boolean).join(" ");
-    draw("certificate", traces, { xaxis: zeros(), yaxis: { title: title("change of the outputs, 2-norm"), type: "log", ...decades(traces) } });
+    draw("certificate", traces, { xaxis: zeros(), yaxis: { title: title("change of the outputs, 2-norm"), ...logarithmic(traces, "y") } });
   }
 
   function energy() {
@@ -238,7 +240,7 @@
       });
       return found;
     });
-    draw("energy", traces, { xaxis: zeros(), yaxis: { title: title("energy removed, %"), rangemode: "tozero" } });
+    draw("energy", traces, { xaxis: { title: title("zeros, %") }, yaxis: { title: title("energy removed, %"), rangemode: "tozero" } });
   }
 
   function kernel(chosen) {
@@ -266,6 +268,9 @@
   function layers(chosen) {
     const head = find("#layer-table thead"), body = find("#layer-table tbody");
     const columns = COLUMNS.filter(([, measure]) => chosen.layers.some((row) => measure(row) !== null && measure(row) !== undefined));
+    const shown = (name) => columns.some((column) => column[0] === name);
+    const words = { sensitivity: "Sensitivity is the rise of the test loss when this layer alone is pruned.", "energy removed": "The mark in a bar of energy is what theory expects.", "output error left": "The mark in a bar of error is what pruning by magnitude leaves.", "time against dense": "The mark in a bar of time is the dense layer." };
+    find("#how-layers").textContent = Object.keys(words).filter(shown).map((name) => words[name]).join(" ");
     head.replaceChildren(element("tr", {}, [element("th", { scope: "col" }, ["layer"]), ...columns.map(([name]) => element("th", { scope: "col" }, [name]))]));
     body.replaceChildren(...chosen.layers.map((row) => {
       const name = element("td", {}, [row.name.replace(/\.weight$/, ""), element("small", {}, [row.shape.join(" × ")])]);
@@ -316,14 +321,20 @@
 
   function masks(chosen) {
     const plain = (mask) => mask.name.replace(/\.weight$/, "");
-    find("#masks").replaceChildren(...chosen.masks.map((mask) => thumbnail(mask, `${plain(mask)}, ${mask.rows}\u00a0×\u00a0${mask.columns}`)));
+    // Layers that lost next to nothing show nothing; they are left out where others lost something.
+    const ones = (mask) => [...atob(mask.bits)].reduce((sum, c) => sum + c.charCodeAt(0).toString(2).replaceAll("0", "").length, 0);
+    const some = chosen.masks.filter((mask) => ones(mask) < 0.97 * mask.rows * mask.columns), shown = some.length ? some : chosen.masks;
+    find("#masks").replaceChildren(...shown.map((mask) => thumbnail(mask, `${plain(mask)}, ${mask.rows}\u00a0×\u00a0${mask.columns}`)));
     fold(find("#masks"), 6);
-    const peers = here().groups.filter((g) => g.sparsity === chosen.sparsity && g.masks.length);
-    find("#peers").hidden = peers.length < 2;
+    find("#peers").hidden = true;
+    if (!shown.length) return;
+    const widest = shown.reduce((one, other) => (other.rows * other.columns > one.rows * one.columns ? other : one));
+    const own = (group) => group.masks.find((mask) => mask.name === widest.name);
+    const peers = here().groups.filter((g) => g.sparsity === chosen.sparsity && own(g));
     if (peers.length < 2) return;
-    const widest = chosen.masks.indexOf(chosen.masks.reduce((one, other) => (other.rows * other.columns > one.rows * one.columns ? other : one)));
-    find("#peers h4").textContent = `${plain(chosen.masks[widest])} under each method, ${percent(chosen.sparsity, 0)} zeros`;
-    find("#peers .masks").replaceChildren(...peers.map((g) => thumbnail(g.masks[widest], g.method)));
+    find("#peers").hidden = false;
+    find("#peers h4").textContent = `${plain(widest)} under each method, ${percent(chosen.sparsity, 0)} zeros`;
+    find("#peers .masks").replaceChildren(...peers.map((g) => thumbnail(own(g), g.method)));
   }
 
   // ------------------------------------------------------------------------------------------------------- examples
