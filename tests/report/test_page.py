@@ -253,6 +253,21 @@ def test_it_opens_offline_without_complaints(chromium: Any, page: Path, width: i
         assert complaints == []
 
 
+@pytest.mark.parametrize("span", [1.3, 8.0, 300.0])
+def test_axes_of_perplexities_have_round_numbers_whatever_they_span(chromium: Any, tmp_path: Path, span: float) -> None:
+    """Between 60.6 and 79 there was a single number on the axis."""
+    cells = tiny(pattern=("unstructured", "balanced:16"), settings=SHOWN | {"metric": "perplexity"})
+    common = {"notes": {}, "layers": [], "quality_dense": 60.6, "chance": 1e5, "speedup": 1.5}
+    with Store(tmp_path, create=True) as store:
+        for cell, quality in zip(cells, (61.0, 60.6 * span)):
+            store.add(cell, {"quality": quality, **common})
+        page = write_report(store, tmp_path / "report.html")
+    with opened(chromium, page) as (tab, complaints):
+        numbers = tab.locator("#plot-accuracy .ytick text").all_text_contents()
+        assert 3 <= len(numbers) <= 12, numbers
+        assert complaints == []
+
+
 def test_sorting_and_filtering(chromium: Any, page: Path) -> None:
     with opened(chromium, page) as (tab, complaints):
         tab.select_option("#panel", "1")
