@@ -74,9 +74,10 @@ STUDIES: dict[str, dict[str, Any]] = {
         "title": "EfficientNet-Lite0 on photographs, pruned",
         "model": "tools.showcase:efficientnet_lite0",
         "data": "tools.showcase:photographs",
-        "sparsity": [0.5, 0.75],
         "allocation": "damage",  # of reconstruction; equal shares cost three points more
         "magnitude": [0.5],  # at chance there already
+        "distilled": [0.75],
+        "distilling": {"distil": "60it", "optimizer": "adamw", "finetune_lr": 3e-4},
         "settings": {
             "exclude": ["_conv_stem", "*_depthwise_conv"],
             "examples": 0,  # these photographs may be looked at, but not passed on
@@ -111,6 +112,8 @@ STUDIES: dict[str, dict[str, Any]] = {
         "data": "tools.showcase:wikitext",
         "sparsity": [0.5],
         "shrunk": [],
+        "distilled": [0.5],
+        "distilling": {"distil": "40it", "optimizer": "adamw", "finetune_lr": 1e-4},
         "settings": {
             "metric": "perplexity",
             "samples": 128,
@@ -188,10 +191,13 @@ def _grids(study: dict[str, Any], quick: bool) -> list[dict[str, Any]]:
         {"method": ["shrink"], "pattern": ["channels"], "sparsity": study.get("shrunk", [0.5])},
         {"method": ["reconstruct+distil"], "pattern": ["balanced:16"], "sparsity": distilled},
         {"method": ["reconstruct"], "pattern": ["balanced:16"], "sparsity": first, "seed": again},
+        {"method": ["prune"], "score": ["wanda"], "pattern": ["unstructured"], "sparsity": first},
     ]
     chosen = ways[:1] if quick else [way for way in ways if [] not in way.values()]
     spread = {"allocation": study["allocation"]} if "allocation" in study else {}
-    return [common | way | {"settings": settings | (spread if way["method"][0] in _SPREAD else {})} for way in chosen]
+    more = dict.fromkeys(_SPREAD, spread)
+    more["reconstruct+distil"] = spread | study.get("distilling", {})
+    return [common | way | {"settings": settings | more.get(way["method"][0], {})} for way in chosen]
 
 
 def _toml(grid: dict[str, Any]) -> str:
@@ -210,6 +216,7 @@ def _take_over(networks: Path, folder: Path, file: Path) -> None:
     with contextlib.chdir(folder):
         for cell in Grid.read(file).cells():
             way = f"{cell.method} by damage" if cell.settings.allocation == "damage" else cell.method
+            way = cell.score if cell.method == "prune" else way
             place = networks / f"{way}-{cell.pattern.replace(':', '-')}-{cell.sparsity:g}"
             network = Path("networks") / f"{cell.key}.safetensors"
             if network.is_file() or not (place / COSTS).is_file():
