@@ -125,6 +125,8 @@ STUDIES: dict[str, dict[str, Any]] = {
         },
     },
 }
+WHERE = {"resnet20": "convolutions", "efficientnet": "pointwise convolutions and head"}
+"""Which layers of a network are pruned; linear layers where it is not said."""
 FRONT: dict[str, tuple[str, str, float, str]] = {
     "resnet20": ("ResNet-20, CIFAR-10", "reconstruct, balanced:16", 0.5, "accuracy"),
     "efficientnet": ("EfficientNet-Lite0, photographs", "reconstruct by damage, balanced:16", 0.5, "accuracy"),
@@ -250,7 +252,7 @@ def _record(name: str, folder: Path) -> None:
 
     columns = ("quality", "quality_dense", "quality_int8", "quality_integers", "speedup", "speedup_second")
     columns += ("speedup_integers", "speedup_integers_second", "faster_than_dense", "faster_than_dense_second")
-    columns += ("faster_than_int8", "faster_than_int8_second", "agreement", "making_seconds")
+    columns += ("faster_than_int8", "faster_than_int8_second", "making_seconds")
     columns += ("bytes_dense", "bytes_integers", "bytes_memory")
     with Store(folder) as store:
         (panel,) = panels(store.results(), store.bases())
@@ -264,8 +266,10 @@ def _record(name: str, folder: Path) -> None:
         row |= {name: None if (v := group.mean(name)) is None else float(f"{v:.4g}") for name in columns}
         row |= _spread(group)
         row["times smaller"] = None if group.smaller is None else round(group.smaller, 2)
-        low = group.results[0].record.get("agreement_low")
+        kept, low = group.agreement, group.agreement_low
+        row["agreement"] = None if kept is None else float(f"{kept:.4g}")
         row["agreement_low"] = None if low is None else round(low, 4)
+        row["agreement in"] = "integers" if group.integers else "float32"
         whole, small = group.mean("bytes_dense"), group.mean("bytes_integers")
         row["times smaller, integers"] = round(whole / small, 2) if whole and small else None
         rows.append(row)
@@ -289,7 +293,8 @@ def readme_table() -> list[str]:
         "|---|---|---|---|---|---|---|---|",
     ]
     for name, (title, method, sparsity, judged) in FRONT.items():
-        way = f"{100 * sparsity:.0f} % of the weights gone, {method.partition(', ')[2]}, reconstructed"
+        where = WHERE.get(name, "linear layers")
+        way = f"{100 * sparsity:.0f} % zeros in its {where}, {method.partition(', ')[2]}, reconstructed"
         if judged == "perplexity":
             row, before, after, times = _language_model(method, sparsity)
         else:
@@ -324,13 +329,10 @@ def _language_model(method: str, sparsity: float) -> tuple[dict[str, Any], str, 
     (found,) = [other for other in rows if key.items() <= other.items()]
     (before,) = [other["perplexity"] for other in rows if other["method"] == "dense"]
     reading = [_pair(row, "faster_than_dense"), _pair(row, "faster_than_int8")]
-    speeds = {other["what"]: other["tokens a second"] for other in _evidence("bench-sparse-decoding")}
-    ours = [speed for what, speed in speeds.items() if what.startswith(f"ours {100 * sparsity:.0f}%")]
+    ours = [r for r in _evidence("bench-sparse-decoding") if r["what"] == f"ours {100 * sparsity:.0f}%, integers"]
     if ours:
-        others = {what: speed for what, speed in speeds.items() if not what.startswith("ours")}
-        kinds = (("float32", "F32"), ("int8", "Q8_0"))
-        best = [max(speed for what, speed in others.items() if any(mark in what for mark in kind)) for kind in kinds]
-        reading = [f"reading {text}, writing {_times(max(ours) / speed)}" for text, speed in zip(reading, best)]
+        writing = [_times(ours[0][f"times {rival}"]) for rival in ("torch", "llama.cpp, Q8_0")]
+        reading = [f"reading {one}, writing {other}" for one, other in zip(reading, writing)]
     exact = f"{found['perplexity']:.1f} in float32"
     told = f"{whole:.1f} ({exact})" if (whole := found.get("perplexity in integers")) else exact
     return row, f"{before:.1f}", told, reading
@@ -340,7 +342,7 @@ def _quality_alone(name: str, title: str, judged: str) -> str:
     """The row of a network whose quality alone was measured, by tools/quality.py."""
     rows = _evidence(f"quality-{name}")
     dense, row = (next(r for r in rows if r["method"] == method) for method in ("dense", "reconstruct"))
-    way = f"{100 * row['sparsity']:.0f} % of the weights gone, {row['pattern']}, reconstructed"
+    way = f"{100 * row['sparsity']:.0f} % zeros, {row['pattern']}, reconstructed"
     shown = [f"{r['right %']:.1f} %" for r in (dense, row)]
     return f"| {title} | {way} | {judged} {shown[0]} | {shown[1]} | – | – | – | quality alone |"
 
@@ -353,13 +355,17 @@ def _told(row: dict[str, Any]) -> float:
 
 
 def _known(row: dict[str, Any], judged: str) -> str:
-    """What can be said of the answers: with a confidence where samples are independent, else what was seen."""
+    """What can be said of the answers: with a confidence where samples are independent, else what was seen.
+
+    Rows from before answers in integers were counted tell those in float32, and say so.
+    """
+    kernels = "" if "agreement in" in row else " in float32"
     if row["agreement_low"] is not None:
-        return f"the same label for at least {100 * row['agreement_low']:.1f} % of such images (95 % sure)"
+        return f"the same label for at least {100 * row['agreement_low']:.1f} % of such images{kernels} (95 % sure)"
     if row["agreement"] is None:
         return "measured only"
     what = {"Spearman": "the same nearest sentence", "perplexity": "the same next token"}[judged]
-    return f"measured: {what} in {100 * row['agreement']:.0f} % of {row['answers']:,} cases"
+    return f"measured{kernels}: {what} in {100 * row['agreement']:.0f} % of {row['answers']:,} cases"
 
 
 def _evidence(name: str) -> list[dict[str, Any]]:

@@ -51,6 +51,29 @@ def test_prune_writes_weights_and_masks(trained: Path, capsys: pytest.CaptureFix
     assert 0 <= record["accuracy_after"] <= 1
 
 
+@pytest.mark.parametrize(("pattern", "sparsity"), [("balanced:16", 0.75), ("2:4", 0.5)])
+def test_damage_hands_over_to_reconstruct(
+    pattern: str, sparsity: float, trained: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output, name = trained.with_name("pruned.safetensors"), "fc:64-48-32-10"
+    shared = [name, "--weights", str(trained), "--data", "digits", "--pattern", pattern, "--sparsity", str(sparsity)]
+    shared += ["--allocation", "damage", "--json"]
+    assert run(["prune", *shared, "--reconstruct", "-o", str(output)]) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert run(["reconstruct", *shared, "-o", str(trained.with_name("same.safetensors"))]) == 0
+    other = json.loads(capsys.readouterr().out)
+    assert record["sparsity"] == other["sparsity"] == pytest.approx(sparsity, abs=0.02)
+    assert output.read_bytes() == trained.with_name("same.safetensors").read_bytes()
+    for key in ("accuracy_before", "accuracy_after"):
+        assert record[key] == other[key]
+    dense = load_file(trained)["layers.0.weight"].double().square()
+    masks = prunus.Masks.load(output.with_name("pruned.masks.safetensors"))
+    removed = float(dense[~masks["layers.0.weight"]].sum() / dense.sum())
+    assert record["layers"][0]["energy_removed"] == pytest.approx(removed), (
+        "of the dense network, not of the fitted one"
+    )
+
+
 @pytest.mark.parametrize(("given", "file"), [("p", "p.safetensors"), ("a.b", "a.b"), ("q.bin", "q.bin")])
 def test_a_name_without_an_ending_gets_that_of_safetensors(
     given: str, file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -88,6 +111,12 @@ def test_convolutions_count_every_pixel(capsys: pytest.CaptureFixture[str]) -> N
         (["fc:64-48-32-10", "--weights", "nowhere.safetensors"], "nowhere.safetensors"),
         (["fc:64-48-32-10", "--data", "digitz"], "digits"),
         (["fc:64-48-32-10", "--score", "snip"], "data"),
+        (["fc:64-48-32-10", "--allocation", "damage", "--data", "digits"], "add --reconstruct"),
+        (["fc:64-48-32-10", "--allocation", "damage", "--reconstruct"], "name some with --data"),
+        (
+            ["fc:64-48-32-10", "--allocation", "damage", "--reconstruct", "--data", "digits", "--score", "wanda"],
+            "leave --score out",
+        ),
         ([], "model"),
         (["fc:64-48-32-10", "--colour", "red"], "--colour"),
     ],

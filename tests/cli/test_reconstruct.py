@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file
 
 import prunus
 from prunus.cli import run
@@ -53,6 +54,37 @@ def test_reconstruct_then_distil(folder: Path, capsys: pytest.CaptureFixture[str
     assert told["final"]["sparsity"] > 0.75
     better = prunus.models.resolve(NET, str(folder / "better.safetensors"))
     assert all((p[~masks[name]] == 0).all() for name, p in masks.parameters_of(better).items())
+
+
+def test_distil_leaves_a_whole_run_folder(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pruning = ["--data", "digits", "--sparsity", "0.6", "--exclude", "layers.1", "-o", "small.safetensors"]
+    assert run(["reconstruct", NET, "--weights", "dense.safetensors", *pruning]) == 0
+    call = ["distil", NET, "--weights", "small.safetensors", "--teacher", "dense.safetensors", "--data", "digits"]
+    call += ["--length", "3ep"]
+    capsys.readouterr()
+    assert run([*call, "-o", "run"]) == 0
+    assert "weights are in run/model.safetensors: name it with --weights" in " ".join(capsys.readouterr().out.split())
+    names = ["checkpoints", "curve.svg", "masks.safetensors", "model.safetensors", "record.json"]
+    assert sorted(path.name for path in (folder / "run").iterdir()) == names
+    record = json.loads((folder / "run" / "record.json").read_text())
+    assert record["settings"]["teacher"] == "dense.safetensors"
+    assert record["settings"]["config"]["optimizer"] == "adamw"
+    assert record["result"]["weights_file"] == "run/model.safetensors"
+    assert len(record["history"]) == 3
+    masks, weights = prunus.Masks.load("run/masks.safetensors"), load_file("run/model.safetensors")
+    assert masks == prunus.Masks.load("small.masks.safetensors")
+    assert all(not weights[name][~mask].any() for name, mask in masks.items())
+    student = prunus.models.resolve(NET, "run/model.safetensors")
+    test = prunus.data.load("digits", split="test")
+    assert prunus.training.accuracy(student, test) == record["result"]["accuracy_after"]
+
+    assert run([*call, "-o", "run"]) == 2  # a finished run is not overwritten
+    assert run([*call, "-o", "broken", "--json"]) == 0
+    sorted((folder / "broken" / "checkpoints").glob("*.safetensors"))[-1].unlink()  # as if killed before it was written
+    for name in names[1:]:
+        (folder / "broken" / name).unlink()
+    assert run([*call, "-o", "broken", "--resume", "--json"]) == 0
+    assert (folder / "broken" / "model.safetensors").read_bytes() == (folder / "run" / "model.safetensors").read_bytes()
 
 
 def test_tables_for_people_fit_eighty_columns(

@@ -49,6 +49,18 @@ def test_the_file_and_the_options_together(tmp_path: Path, capsys: pytest.Captur
         assert json.loads(capsys.readouterr().out)["cells"] == cells
 
 
+def test_damage_is_for_reconstruction_and_the_command_says_so_at_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = [*SMALL, "--method", "prune", "reconstruct", "--allocation", "damage", "--sparsity", "0.5"]
+    assert run([*asked, "--dry-run", "-o", str(tmp_path / "runs")]) == 0
+    shown = capsys.readouterr()
+    assert shown.err == "note: Only reconstruct measures damage: the allocation is uniform for prune.\n"
+    assert shown.out.startswith("2 cells")
+    assert run(["study", "--help"]) == 0
+    assert "erk, lamp or damage" in " ".join(capsys.readouterr().out.replace("│", " ").split())
+
+
 @pytest.mark.parametrize(
     ("arguments", "part"),
     [
@@ -56,6 +68,7 @@ def test_the_file_and_the_options_together(tmp_path: Path, capsys: pytest.Captur
         (["study", "fc:64-10", "--sparsity", "much"], "must be numbers"),
         (["study", "fc:64-10", "--sparsity", ","], "grid is empty"),
         (["study", "fc:64-10", "--seeds", "0"], "at least one seed"),
+        (["study", "fc:64-10", "--allocation", "damge"], "did you mean 'damage'"),
         (["study", "fc:64-10", "--columns", "acuracy"], "did you mean 'accuracy'"),
         (["study", "fc:64-10", "--engine", "steam"], "local, ray"),
         (["study", "fc:64-10", "--workers", "0"], "at least one worker"),

@@ -57,3 +57,11 @@ def test_bad_input_is_status_two(wrong: list[str], capsys: pytest.CaptureFixture
     assert command("ticket", *SMALL, *wrong) == 2
     assert capsys.readouterr().err.startswith("prunus: ")
     assert command("ticket") == 2
+
+
+def test_a_warm_up_stands_before_the_cosine_by_epoch(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command("ticket", *SMALL, "--warmup", "1ep", "--json") == 0
+    told = json.loads(capsys.readouterr().out)
+    schedule = told["config"]["schedule"]
+    assert (schedule["shape"], schedule["by"], schedule["warmup"]) == ("cosine", "epoch", "1ep")
+    assert told["final"]["lr"] == pytest.approx(0.15)  # one epoch of warm-up, then the second of two of the cosine

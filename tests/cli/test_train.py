@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -180,6 +181,17 @@ def test_parts_of_a_schedule(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert json.loads(capsys.readouterr().out)["final"]["lr"] == pytest.approx(0.04)
     assert command("train", *SMALL, "--schedule", "constant", "--warmup", "2ep", "--lr", "0.08", "--json") == 0
     assert json.loads(capsys.readouterr().out)["final"]["lr"] == pytest.approx(0.08)
+    warm = ["--schedule", "cosine-epoch", "--warmup", "1ep", "--lr", "0.08", "--length", "3ep", "--json"]
+    assert command("train", *SMALL[:-2], *warm) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["final"]["lr"] == pytest.approx(0.04)
+    assert (
+        told["config"]["schedule"] | {"by": "epoch", "shape": "cosine", "warmup": "1ep"} == told["config"]["schedule"]
+    )
+    assert command("train", *SMALL, "--schedule", "warmup", "--warmup", "1ep", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["config"]["schedule"]["warmup"] == "1ep"
+    assert command("train", *SMALL, "--schedule", "zigzag", "--warmup", "1ep") == 2
+    assert "no schedule named 'zigzag'" in capsys.readouterr().err
     assert command("train", *SMALL, "--schedule", "cosine", "--factor", "0.5") == 2
     assert "--schedule step" in capsys.readouterr().err
 
@@ -188,3 +200,23 @@ def test_batch_norms_are_measured_anew(capsys: pytest.CaptureFixture[str]) -> No
     assert command("train", *SMALL, "--method", "random", "--sparsity", 0.5, "--recalibrate", 3, "--json") == 0
     told = json.loads(capsys.readouterr().out)
     assert told["recalibrated test accuracy"] == told["final"]["test_accuracy"]  # no batch norm: nothing to measure
+    assert told["recalibrated"].startswith("nothing to measure")
+    assert command("train", *SMALL, "--recalibrate", -1) == 2
+    assert "--recalibrate" in capsys.readouterr().err
+
+
+def test_people_see_which_statistics_were_kept(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "normed_for_train.py").write_text(
+        "from torch import nn\n\n\ndef net():\n"
+        "    return nn.Sequential(nn.Linear(64, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 10))\n"
+    )
+    few = ["normed_for_train:net", "--data", "digits", "--length", "1ep", "--recalibrate", 2]
+    assert command("train", *few) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert re.search(r"batch norm: (old|new) statistics kept \(loss .* with the old\); test accuracy 0\.\d+", out)
+    assert command("train", *few, "-o", tmp_path / "run", "--json") == 0
+    assert "statistics kept" in json.loads(capsys.readouterr().out)["recalibrated"]
+    assert "statistics kept" in (tmp_path / "run" / "record.json").read_text()

@@ -120,6 +120,21 @@ def test_outputs_stay_nearer_than_by_magnitudes(kind: str, pattern: str) -> None
     assert not kept.training
 
 
+def test_rows_without_weights_become_no_large_constants() -> None:
+    """Their variance is 0: a norm that took it over would divide the samples' distance to its own mean by nothing."""
+    dense, inputs = network("residual")
+    kept = copy.deepcopy(dense)
+    masks = prunus.reconstruct(kept, 0.5, 0.8 * inputs + 0.3, pattern="channels", misfits="skip", samples=192)
+    empty = {name: ~mask.flatten(1).any(1) for name, mask in masks.items()}
+    assert any(rows.any() for rows in empty.values())
+    for norm in (module for module in kept.modules() if isinstance(module, nn.BatchNorm2d)):
+        assert norm.running_var is not None
+        assert norm.running_var.min() > 1e-3
+    with torch.no_grad():
+        size = float(dense(inputs).square().mean())
+    assert distance(kept, dense, inputs) < size
+
+
 @pytest.mark.parametrize("kind", ["residual", "attending"])
 def test_given_masks_are_kept_and_only_the_rest_is_adjusted(kind: str) -> None:
     dense, inputs = network(kind)

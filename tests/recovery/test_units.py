@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 import prunus
 from prunus.adapters import Batch, as_batch
-from prunus.layers import Weight
+from prunus.errors import BadInput
+from prunus.layers import Weight, prunable_weights
 from prunus.recovery import _reconstruct
 from prunus.recovery._moments import _add_square
 from prunus.recovery._units import UnitWalk, divide
@@ -140,3 +141,29 @@ def test_a_model_that_runs_otherwise_on_two_samples_is_divided_by_the_whole_batc
     prunus.reconstruct(nn.Sequential(nn.Linear(8, 8)), 0.25, torch.randn(64, 8), pattern="unstructured", samples=64)
     assert seen[0] > 2
     assert seen[1] == 2
+
+
+class _Repeated(nn.Module):
+    """A layer in a list runs twice, another never."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.head, self.spare = nn.Linear(8, 16), nn.Linear(16, 4), nn.Linear(16, 16)
+        self.body = nn.ModuleList([nn.Linear(16, 16), nn.Linear(16, 16)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.body[1](self.body[0](self.stem(x))))
+        return self.head(torch.relu(self.body[0](x)))
+
+
+def test_a_list_is_no_unit_and_what_never_runs_can_be_skipped() -> None:
+    torch.manual_seed(0)
+    model, batch = _Repeated(), as_batch(torch.randn(2, 8))
+    weights = prunable_weights(model)
+    with pytest.raises(BadInput, match="never reach 'spare"):
+        divide(model, weights, batch)
+    assert divide(model, weights, batch, skip=True) == [""]  # the whole model is what runs once around the list
+    once = {name: weight for name, weight in weights.items() if not name.startswith("body")}
+    assert divide(model, once, batch, skip=True) == ["stem", "head"]
+    masks = prunus.reconstruct(model, 0.5, torch.randn(64, 8), "unstructured", exclude=("spare", "head"))
+    assert masks.sparsity == pytest.approx(0.5, abs=0.01)

@@ -65,6 +65,7 @@ def test_toml(tmp_path: Path) -> None:
         ('model = "fc:64-10"\nsparsity = []', BadInput, "empty"),
         ('model = "fc:64-10"\nsparsity = [1.5]', BadInput, "must lie in"),
         ('model = "fc:64-10"\npattern = "stripes"', UnknownName, "balanced:B"),
+        ('model = "fc:64-10"\n[settings]\nallocation = "damge"', UnknownName, "did you mean 'damage'"),
         ('model = "fc:64-10"\n[settings]\nlength = "long"', BadInput, "length of training"),
         ('model = "fc:64-10"\n[settings]\ncompress = 1', BadInput, "true or false"),
         ("sparsity = [0.5]", BadInput, "model is missing"),

@@ -8,7 +8,7 @@ import pytest
 
 from prunus.errors import BadInput, UnknownName
 from prunus.report.facts import panels, payload
-from prunus.study import Grid, Store, methods, run_study
+from prunus.study import Grid, Settings, Store, methods, run_study
 from support.studies import Here, tiny
 
 
@@ -41,6 +41,29 @@ def test_a_grid_without_any_cell_says_why() -> None:
         Grid(model=("fc:64-16-10",), method=("imp",), pattern=("2:4",))
     with pytest.raises(UnknownName, match="did you mean 'reconstruct'"):
         Grid(model=("fc:64-16-10",), method=("recontruct",))
+
+
+def test_methods_that_cannot_measure_damage_have_equal_shares_and_say_so(tmp_path: Path) -> None:
+    names = ("prune", "distil", "gradual", "imp", "reconstruct", "reconstruct+distil", "shrink")
+    grid = Grid(
+        model=("fc:64-16-10",),
+        method=names,
+        pattern=("unstructured", "channels"),
+        sparsity=(0.5,),
+        seed=(0,),
+        settings=Settings(allocation="damage"),
+    )
+    spread = {cell.method: cell.settings.allocation for cell in grid.cells()}
+    assert {name for name, found in spread.items() if found == "uniform"} == {"prune", "distil", "gradual", "imp"}
+    assert spread["reconstruct"] == spread["reconstruct+distil"] == "damage"
+    said = "Only reconstruct measures damage: the allocation is uniform for prune, distil, gradual, imp."
+    assert grid.left_out()[-1] == said
+    plain, rebuilt = tiny(method=("prune", "reconstruct"), settings={"allocation": "damage", "compress": False})
+    assert plain.key == tiny(settings={"compress": False})[0].key, "the same cell as in a study of equal shares"
+    assert run_study([plain, rebuilt], tmp_path, engine=Here()).failed == 0
+    with Store(tmp_path) as store:
+        found = {result.config["method"]: result.config["settings"]["allocation"] for result in store.results()}
+    assert found == {"prune": "uniform", "reconstruct": "damage"}
 
 
 @pytest.mark.parametrize("sparsity", [0.1, 0.5, 0.9, 0.99])

@@ -39,7 +39,7 @@ def test_an_unknown_metric_is_refused_before_anything_runs() -> None:
 
 def test_dense_engines_stand_beside_and_are_judged(tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime", reason="the int8 engine is ONNX Runtime")
-    settings = {"peers": True, "integers": True, "second_batch": 4}
+    settings = {"peers": True, "integers": True, "second_batch": 4, "held_out": 300}
     cells = tiny(pattern=("balanced:16",), settings=settings)
     run_study(cells, tmp_path, engine=Here())
     with Store(tmp_path) as store:
@@ -50,6 +50,7 @@ def test_dense_engines_stand_beside_and_are_judged(tmp_path: Path) -> None:
     assert {("dense, torch", 1), ("dense, torch", 4), ("int8, ONNX Runtime", 1)} <= names
     assert result.record["quality_int8"] == pytest.approx(result.record["quality_dense"], abs=0.02)
     assert result.record["quality_integers"] == pytest.approx(result.record["quality"], abs=0.03)
+    assert result.record["agreement_integers"] > result.record["agreement_low_integers"] > 0.5
     for name in ("speedup_integers", "speedup_second", "faster_than_int8", "faster_than_dense_second"):
         assert result.record[name] > 0
     assert result.record["bytes_integers"] < result.record["bytes"]

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import prunus
-from prunus.errors import BadInput, PrunusError
-from prunus.training import DistilOptions, FitConfig, distil
-from support.training import conv_net, digits, fc, same_bytes
+from prunus.errors import BadInput, PrunusError, RunFailed
+from prunus.training import Callback, DistilOptions, FitConfig, distil
+from support.training import StopAt, conv_net, digits, fc, same_bytes
 
 
 class Encoder(nn.Module):
@@ -159,3 +159,111 @@ def test_what_cannot_be_distilled_is_refused() -> None:
         distil(fc(), fc(), torch.randn(8, 64), options=DistilOptions(layers=("layer.9",)))
     with pytest.raises(BadInput, match="nothing to learn"):
         DistilOptions(outputs=0.0, hidden=0.0)
+
+
+class Sometimes(nn.Module):
+    """Gives NaN where the first value of an input is large."""
+
+    counts = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.inner = nn.BatchNorm1d(64), fc()
+        self.norm.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.counts:
+            self.norm.seen = self.norm.seen + 1  # a buffer that is replaced, not changed
+        return self.inner(self.norm(x)) * torch.where(x[:, :1] > 50.0, torch.nan, 1.0)
+
+
+class Spoil(Callback):
+    def after_step(self, run: Any) -> None:
+        next(run.model.parameters()).data[0] = torch.inf
+
+
+def test_after_an_error_the_student_is_as_it_was(tmp_path: Path) -> None:
+    teacher = Sometimes()
+    student, masks = pruned(teacher)
+    student.counts = True
+    student.norm.eval()
+    parameter = next(student.parameters())
+    parameter.grad = torch.ones_like(parameter)
+    before = copy.deepcopy(student.state_dict())
+    broken = torch.randn(8 * 16, 64)
+    broken[100, 0] = 100.0
+    quick = FitConfig(optimizer="adamw", lr=1e-3, batch_size=16, seed=3)
+    healthy = digits(64)[0]
+    far = FitConfig(optimizer="sgd", lr=1e6, momentum=0.0, batch_size=32)
+    for data, config, length, error in (
+        (broken, quick, "1ep", BadInput),
+        (healthy, far, "9ep", RunFailed),
+        (healthy, quick.replace(callbacks=(Spoil(),)), "1it", RunFailed),  # no loss shows it
+        (healthy, quick.replace(callbacks=(StopAt(2),)), "1ep", Exception),
+        (healthy, quick.replace(folder=tmp_path, callbacks=(StopAt(2),)), "1ep", Exception),
+    ):
+        with pytest.raises(error):
+            distil(student, teacher, data, length, masks, config)
+        assert same_bytes(student.state_dict(), before)
+        assert [student.training, student.norm.training, student.inner.training] == [True, False, True]
+        assert bool((parameter.grad == 1).all())
+    distil(student, teacher, healthy, "1ep", masks, quick.replace(folder=tmp_path, resume=True))
+    assert not same_bytes(student.state_dict(), before)
+    assert [student.training, student.norm.training] == [True, False]
+
+
+def test_after_an_interrupt_the_student_keeps_its_steps() -> None:
+    def stop(record: Any) -> None:
+        raise KeyboardInterrupt
+
+    student, masks = pruned(fc())
+    before = copy.deepcopy(student.state_dict())
+    with pytest.raises(KeyboardInterrupt):
+        distil(student, fc(), digits(64)[0], "2ep", masks, FitConfig(lr=0.01, callbacks=(stop,)))
+    assert not same_bytes(student.state_dict(), before)  # as fit leaves a model
+
+
+def test_a_teacher_in_mixed_modes_keeps_them() -> None:
+    teacher = conv_net()
+    student, _ = pruned(teacher, 0.3)
+    teacher.norm.eval()
+    distil(student, teacher, digits(64)[0], "1it")
+    assert [teacher.training, teacher.norm.training, teacher.conv.training] == [True, False, True]
+
+
+class Spare(nn.Module):
+    """`spare` never runs, `late` only where the model is told to."""
+
+    def __init__(self, late: bool = True) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(16, 16) for _ in range(2)])
+        self.late, self.spare, self.runs_late = nn.Linear(16, 16), nn.Linear(16, 16), late
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = torch.relu(layer(x))
+        return x + self.late(x) if self.runs_late else x
+
+
+def test_blocks_that_do_not_run_in_both_are_left_out() -> None:
+    torch.manual_seed(0)
+    teacher, data = Spare(late=False), torch.randn(64, 16)
+    student = Spare()
+    student.load_state_dict(teacher.state_dict())
+    masks = prunus.prune(student, 0.6)
+    history = distil(student, teacher, data, "8ep", masks, FitConfig(optimizer="adamw", lr=4e-3, batch_size=32))
+    assert history[-1].loss < history[0].loss
+    (note,) = history.notes
+    assert "after spare, late:" in note
+    assert not distil(student, teacher, data, "1it", options=DistilOptions(hidden=0.0)).notes
+    assert not distil(student, teacher, data, "1it", options=DistilOptions(layers="layers.1")).notes  # type: ignore[arg-type]
+    hidden = DistilOptions(outputs=0.0, layers=("spare",))
+    with pytest.raises(BadInput, match="give outputs a positive weight"):
+        distil(student, teacher, data, options=hidden)
+
+
+@pytest.mark.parametrize("name", ["masks", "config", "options"])
+@pytest.mark.parametrize("given", [{}, {"lr": 0.1}, "quick"])
+def test_settings_of_another_kind_are_named(name: str, given: Any) -> None:
+    with pytest.raises(BadInput, match=f"^{name} must be .*, not {type(given).__name__}"):
+        distil(fc(), fc(), torch.randn(8, 64), **{name: given})

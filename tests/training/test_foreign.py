@@ -81,6 +81,10 @@ def test_recalibration_and_plans_take_dicts() -> None:
     images = [{"pixel_values": torch.randn(3, 32, 32), "label": 0} for _ in range(4)]
     before = model.resnet.embedder.embedder.normalization.running_mean.clone()
     recalibrate(model, images)
+    assert "loss" in model.recalibrated
+    with torch.no_grad():
+        model.resnet.embedder.embedder.convolution.weight.mul_(100.0)
+    recalibrate(model, [{"pixel_values": image["pixel_values"]} for image in images])
     assert not torch.equal(before, model.resnet.embedder.embedder.normalization.running_mean)
     torch.manual_seed(0)
     head = nn.Sequential(nn.Linear(6, 12), nn.ReLU(), nn.Linear(12, 2)).eval()

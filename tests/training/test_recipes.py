@@ -5,11 +5,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.utils.data import TensorDataset
 
 import prunus
 from prunus.errors import BadFile, BadInput, UnknownName
 from prunus.training import FitConfig, Recipe, recipe, recipes
-from support.training import digits, fc, same_bytes
+from support.training import conv_net, digits, fc, same_bytes
 
 TRAINED = """
 about = "everything, quickly"
@@ -105,3 +106,58 @@ def test_names_that_are_not_known() -> None:
         recipe("missing.toml")
     with pytest.raises(UnknownName, match="lr"):
         Recipe("mine", "").replace(lr=0.1)
+    with pytest.raises(BadInput, match="not by dict"):
+        recipe({"reconstruct": {}})  # type: ignore[arg-type]
+    with pytest.raises(UnknownName, match="'options'"):
+        Recipe("mine", "", reconstruct={"options": {"refine": 5}})
+    with pytest.raises(UnknownName, match="'config'"):
+        Recipe("mine", "", fit={"config": {"lr": 0.1}})
+    with pytest.raises(BadInput, match="settings by name"):
+        Recipe("mine", "", reconstruct=None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("data", "test", "words"),
+    [
+        (torch.randn(40, 1, 8, 8), None, "Training needs labels"),
+        (TensorDataset(torch.randn(40, 64), torch.arange(40) % 10), None, "give images, or a recipe file of your own"),
+        (TensorDataset(torch.randn(40, 1, 8, 8), torch.arange(40)), None, "labels run from 0 to 39"),
+        (TensorDataset(torch.randn(40, 1, 8, 8), torch.arange(40) % 10), torch.randn(4, 1, 8, 8), "needs labels"),
+    ],
+    ids=["no labels", "vectors", "other classes", "test without labels"],
+)
+def test_data_that_fit_cannot_use_are_refused_first(
+    data: object, test: object, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def reconstruct(*args: object, **kwargs: object) -> None:
+        raise AssertionError("reconstructed before the data were looked at")
+
+    monkeypatch.setattr("prunus.recovery.reconstruct", reconstruct)
+    model, state = conv_net(), torch.random.get_rng_state()
+    with pytest.raises(BadInput, match=words):
+        recipe("cnn-retrain").run(model, data, test)
+    assert same_bytes(model.state_dict(), conv_net().state_dict())
+    assert torch.equal(torch.random.get_rng_state(), state)
+
+
+@pytest.mark.parametrize("kind", [RuntimeError, KeyboardInterrupt])
+def test_after_a_failure_the_model_is_as_it_was(
+    kind: type[BaseException], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mine.toml").write_text(TRAINED.replace("[reconstruct]", '[reconstruct]\nexclude = ["head"]'))
+    model = conv_net()
+    model.norm.eval()
+    before = copy.deepcopy(model.state_dict())
+
+    def stop(trained: torch.nn.Module, *args: object, **kwargs: object) -> None:
+        assert not same_bytes(trained.state_dict(), before)
+        raise kind("in the middle")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("prunus.training._recipes.fit", stop)
+        with pytest.raises(kind, match="in the middle"):
+            recipe(tmp_path / "mine.toml").run(model, digits(100)[0], folder=tmp_path / "state")
+    assert same_bytes(model.state_dict(), before)
+    assert [model.training, model.norm.training] == [True, False]
+    recipe(tmp_path / "mine.toml").run(model, digits(100)[0], folder=tmp_path / "state")  # the same call goes on
+    assert not same_bytes(model.state_dict(), before)

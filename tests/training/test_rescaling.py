@@ -2,17 +2,20 @@ from __future__ import annotations
 
 import copy
 import math
+import re
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.data import Subset
 
 from prunus.adapters import batches
 from prunus.contract import Masks
 from prunus.data import Labelled
 from prunus.errors import BadInput
-from prunus.training import FitConfig, fit, random_ticket, recalibrate, rescaled
-from support.training import conv_net, digits, fc
+from prunus.training import FitConfig, accuracy, fit, random_ticket, recalibrate, rescaled
+from support.training import conv_net, digits, fc, same_bytes
 
 
 def test_the_factor_multiplies_the_product_not_the_bias_and_enters_the_gradient() -> None:
@@ -128,10 +131,8 @@ def test_recalibration_never_makes_the_held_aside_batches_worse() -> None:
 
     recalibrate(model, train, batches=2, batch_size=64, augment=dark)  # statistics of what training never saw
     assert model.recalibrated.startswith("old statistics kept")
-    assert all(torch.equal(value, old[name]) for name, value in model.named_buffers() if "tracked" not in name)
+    assert same_bytes(old, dict(model.named_buffers()))  # the count of batches too
     assert loss() <= before
-    recalibrate(model, torch.randn(64, 64), batches=1, batch_size=64)  # nothing to compare with
-    assert model.recalibrated == "new statistics kept"
 
 
 def test_recalibration_sees_pictures_as_training_did() -> None:
@@ -143,6 +144,162 @@ def test_recalibration_sees_pictures_as_training_did() -> None:
     )
     own = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.AdaptiveAvgPool2d(1), nn.Flatten())
     plain = copy.deepcopy(own)
-    recalibrate(own, pictures, batches=1, batch_size=256)  # one batch: nothing is held aside
+    part = copy.deepcopy(own)
+    for model in (own, plain, part):
+        model[1].running_mean.fill_(math.nan)  # so that the new ones win
+    recalibrate(own, pictures, batches=1, batch_size=256)
     recalibrate(plain, pictures, batches=1, batch_size=256, augment="none")
+    recalibrate(part, Subset(Subset(pictures, range(256)), range(256)), batches=1, batch_size=256)
+    assert torch.equal(own[1].running_var, part[1].running_var)  # a part of the data has the same black border
     assert not torch.allclose(own[1].running_var, plain[1].running_var, rtol=0.05)
+
+
+def trained(train: Any) -> nn.Module:
+    model = conv_net()
+    fit(model, train, "6ep")
+    return model.eval()
+
+
+def state(model: nn.Module) -> tuple[Any, ...]:
+    modes = [module.training for module in model.modules()]
+    return {name: value.clone() for name, value in model.state_dict().items()}, modes, model.norm.momentum
+
+
+def unchanged(model: nn.Module, before: tuple[Any, ...]) -> bool:
+    return same_bytes(before[0], model.state_dict()) and before[1:] == state(model)[1:]
+
+
+def test_without_labels_the_statistics_that_normalise_better_stay() -> None:
+    train, test = digits(512)
+    model = trained(train)
+    inputs = train.dataset.tensors[0][:512]
+    before, good = state(model), accuracy(model, test)
+    recalibrate(model, inputs, batch_size=64, augment=lambda x, source: 0.05 * x)
+    assert model.recalibrated.startswith("old statistics kept (error of normalisation")
+    assert unchanged(model, before)
+    recalibrate(model, inputs, batch_size=64)  # as good: no reason to change what training left
+    assert "must win by 0.1" in model.recalibrated
+    assert unchanged(model, before)
+    with torch.no_grad():
+        model.conv.weight.mul_(0.2)  # as far off as those of a network that lost most of its weights
+        model.conv.bias.mul_(0.2)
+    bad = accuracy(model, test)
+    recalibrate(model, inputs, batch_size=64)
+    assert model.recalibrated.startswith("new statistics kept (error of normalisation")
+    assert bad < 0.6 < good - 0.03 < accuracy(model, test)
+
+
+def test_a_channel_that_never_varies_counts_by_its_mean() -> None:
+    model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.BatchNorm1d(4)).eval()
+    with torch.no_grad():
+        model[0].weight.copy_(torch.eye(4))
+        model[0].weight[:2] = 0.0  # mean 0, as the old statistics say
+    x = torch.randn(4096, 4, generator=torch.Generator().manual_seed(0))
+    recalibrate(model, x, batches=1, augment="none")
+    old = re.search(r"([0-9.e-]+) with the old", model.recalibrated)
+    assert old is not None
+    assert float(old[1]) < 0.05
+
+
+def test_one_batch_is_shared_between_measuring_and_comparing() -> None:
+    train, test = digits(512)
+    model = trained(train)
+    before, good = state(model), accuracy(model, test)
+    recalibrate(model, train, batches=1, batch_size=512, augment=lambda x, source: 0.05 * x)
+    assert model.recalibrated.startswith("old statistics kept (loss")
+    assert unchanged(model, before)
+    assert accuracy(model, test) == good
+    recalibrate(model, train, batches=1, batch_size=511, augment=lambda x, source: 0.05 * x)  # one sample is left over
+    assert unchanged(model, before)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("labels", [True, False])
+def test_statistics_stay_where_nothing_can_be_compared(count: int, labels: bool) -> None:
+    train, _ = digits(64)
+    model = trained(train)
+    before = state(model)
+    inputs, wanted = train.dataset.tensors
+    recalibrate(model, (inputs[:count], wanted[:count]) if labels else inputs[:count])
+    assert model.recalibrated.startswith("old statistics kept (too few samples")
+    assert unchanged(model, before)
+
+
+def test_a_norm_that_no_batch_reaches_keeps_its_statistics() -> None:
+    model = conv_net()
+    model.other = nn.BatchNorm2d(4)
+    model.other.running_mean.fill_(3.0)
+    recalibrate(model, torch.randn(256, 64) + 5.0, batches=1, batch_size=128)
+    assert model.recalibrated.startswith("new")
+    assert model.other.running_mean.tolist() == [3.0] * 4
+
+
+def _raises(error: BaseException) -> Any:
+    def augment(inputs: Tensor, source: torch.Generator) -> Tensor:
+        augment.calls += 1  # type: ignore[attr-defined]
+        if augment.calls > 1:  # type: ignore[attr-defined]
+            raise error
+        return inputs
+
+    augment.calls = 0  # type: ignore[attr-defined]
+    return augment
+
+
+GOOD, LABELS = torch.rand(64, 64), torch.arange(64) % 10
+
+
+@pytest.mark.parametrize(
+    ("data", "augment", "kind", "said"),
+    [
+        (GOOD, _raises(KeyboardInterrupt("^C")), KeyboardInterrupt, "C"),
+        (GOOD, _raises(RuntimeError("own")), RuntimeError, "own"),
+        (GOOD, lambda x, source: x * math.inf, BadInput, "NaN or infinite"),
+        (GOOD, lambda x, source: None, BadInput, "a tensor"),
+        (GOOD * 1e38, "none", BadInput, "The batch norm norm is given NaN"),
+        (torch.cat([GOOD, torch.full((1, 64), math.nan)]), "own", BadInput, "NaN or infinite"),
+        ([GOOD, GOOD, GOOD, torch.full((8, 64), math.nan)], "own", BadInput, "NaN or infinite"),
+        ([(GOOD, LABELS)] * 3 + [(torch.rand(8, 63), LABELS[:8])], "own", BadInput, "cannot run on the data"),
+        ([(GOOD[:10, :60], LABELS[:10])] * 4, "own", BadInput, "cannot run on the data"),
+        ((GOOD, LABELS + 90), "own", BadInput, "labels that fit"),
+        (None, "own", BadInput, "needs data"),
+    ],
+)
+def test_after_an_error_everything_is_what_it_was(data: Any, augment: Any, kind: Any, said: str) -> None:
+    train, _ = digits(128)
+    model = trained(train).train()
+    model.dropout.eval()
+    before = state(model)
+    with pytest.raises(kind, match=said):
+        recalibrate(model, data, batches=2, batch_size=16, augment=augment)
+    assert unchanged(model, before)
+    assert not hasattr(model, "recalibrated")
+
+
+def test_old_statistics_that_are_no_numbers_lose() -> None:
+    train, _ = digits(256)
+    for data in (train, train.dataset.tensors[0][:256]):
+        model = trained(train)
+        model.norm.running_var[0] = math.nan
+        recalibrate(model, data, batch_size=32)
+        assert model.recalibrated.startswith("new statistics kept")
+        assert bool(model.norm.running_var.isfinite().all())
+
+
+@pytest.mark.parametrize("wrong", [{"batches": "3"}, {"batches": 0}, {"batches": 1.5}, {"batch_size": None}])
+def test_counts_are_whole_numbers(wrong: dict[str, Any]) -> None:
+    with pytest.raises(BadInput, match=f"{next(iter(wrong))} is .* whole number of at least one"):
+        recalibrate(conv_net(), GOOD, **wrong)
+
+
+def test_a_teacher_takes_the_place_of_labels_and_must_fit() -> None:
+    train, _ = digits(256)
+    dense = trained(train).train()
+    model = copy.deepcopy(dense)
+    with torch.no_grad():
+        model.conv.weight.mul_(0.2)
+    recalibrate(model, train.dataset.tensors[0][:256], batch_size=32, teacher=dense)
+    assert model.recalibrated.startswith("new statistics kept (loss")
+    assert all(module.training for module in dense.modules())
+    with pytest.raises(BadInput, match="same outputs"):
+        recalibrate(model, GOOD, teacher=fc("64-32-5"))
+    assert recalibrate(fc(), GOOD).recalibrated.startswith("nothing to measure")

@@ -32,6 +32,26 @@ def test_the_imagenet_schedule_of_the_paper() -> None:
     assert rates[99] == pytest.approx(0.05 * (1 + math.cos(math.pi * 94 / 95)))
 
 
+def test_a_warm_up_before_a_cosine_by_epoch_step_by_step() -> None:
+    def rates(warmup: str, total: int = 20, in_epochs: bool = True) -> list[float]:
+        schedule = Schedule("cosine", warmup=warmup, by="epoch")
+        return [schedule.rate(1.0, step, total, 4, in_epochs) for step in range(total)]
+
+    def fall(epochs: int) -> list[float]:
+        return [0.5 * (1 + math.cos(math.pi * epoch / epochs)) for epoch in range(epochs) for _ in range(4)]
+
+    one = [0.25, 0.5, 0.75, 1.0]  # a single epoch rises at every step: by epoch it would have the full rate at once
+    assert rates("1ep") == pytest.approx(one + fall(4))
+    assert rates("2ep") == pytest.approx([0.5] * 4 + [1.0] * 4 + fall(3))
+    assert rates("4it") == pytest.approx(one + fall(4))
+    # The warm-up ends inside an epoch: the rest of it has the full rate, and the cosine falls with the next epoch.
+    assert rates("0.5ep") == rates("2it") == pytest.approx([0.5, 1.0] + fall(5)[2:])
+    assert rates("1.5ep") == pytest.approx([i / 6 for i in range(1, 7)] + fall(4)[2:])
+    steps = [0.5 * (1 + math.cos(math.pi * step / 16)) for step in range(16)]
+    assert rates("1ep", in_epochs=False) == pytest.approx(one + steps)  # a length in steps
+    assert rates("0ep") == pytest.approx(fall(5))
+
+
 def test_steps_fall_at_the_milestones() -> None:
     schedule = Schedule("step", milestones=("80ep", "120ep"))
     assert [schedule.rate(0.1, epoch * 7, 160 * 7, 7) for epoch in (0, 79, 80, 119, 120, 159)] == pytest.approx(

@@ -79,7 +79,8 @@ def _spell_schedule(given: dict[str, Any], before: Any) -> None:
     shape = shape or before
     if shape != "step" and ("milestones" in parts or "factor" in parts):
         raise BadInput(f"--milestones and --factor belong to --schedule step, not {shape}.")
-    given["schedule"] = Schedule("cosine" if shape == "warmup" else shape, **parts)
+    spelt = FitConfig(schedule=shape).plan(1)  # what the name means; "warmup" has its own, which the flag replaces
+    given["schedule"] = dataclasses.replace(spelt, **parts)
 
 
 @contextlib.contextmanager

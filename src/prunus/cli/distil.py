@@ -42,8 +42,8 @@ def distil(
 ) -> None:
     """Train a pruned network to answer as the original does. Zeros stay zero; labels are not used.
 
-    The student learns the teacher's outputs and its hidden states after every block. With `-o` a run folder keeps the
-    record and the checkpoints, and a killed run goes on with `--resume`.
+    The student learns the teacher's outputs and its hidden states after every block. With `-o` a run folder holds the
+    record, the weights, the masks, the curve and the checkpoints, and a killed run goes on with `--resume`.
 
     Example: `prunus train fc:64-32-10 --data digits --length 2ep -o dense`, then
     `prunus reconstruct fc:64-32-10 --weights dense/model.safetensors --data digits --sparsity 0.8
@@ -69,12 +69,20 @@ def distil(
     config, folder = configure(DISTILLING, flags, place, seed, json)
     train, test = data_pair(data, data_dir, model)
     before = quality(student, test, metric, "before")
-    held = None if masks is None else Masks.load(masks)
-    history = teach(student, original, train, length, held, config, options=DistilOptions(outputs, hidden))
-    record: dict[str, Any] = {"model": model, "data": data, "length": length, "final": history[-1].to_dict()}
+    held = Masks.from_model(student) if masks is None else Masks.load(masks)
+    history = teach(student, original, train, length, held or None, config, options=DistilOptions(outputs, hidden))
+    settings: dict[str, Any] = {"model": model, "data": data, "length": length}
+    record = {**settings, "final": history[-1].to_dict() if history else None, "notes": history.notes}
     record |= before | quality(student, test, metric, "after")
+    if held:
+        record["sparsity"] = held.sparsity
     if output is not None:
         record["weights_file"] = str(save_weights(student, file_named(output)))
+    if folder is not None:
+        record.setdefault("weights_file", str(folder.weights))
+        settings |= {"weights": str(weights), "teacher": str(teacher) if teacher else None, "seed": seed}
+        settings |= {"outputs": outputs, "hidden": hidden, "config": config.record()}
+        folder.write(settings, record, history, student, held or None)
     _print(record, history, folder, json)
 
 
@@ -90,4 +98,4 @@ def _print(record: dict[str, Any], history: Any, folder: Any, json: bool) -> Non
     if "metric" in record:
         out.print(quality_line(record))
     if "weights_file" in record:
-        out.print(f"wrote {record['weights_file']}")
+        out.print(f"the new weights are in {record['weights_file']}: name it with --weights in the next command")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,7 +24,9 @@ def prune(
         ),
     ] = "magnitude",
     pattern: Pattern = "unstructured",
-    allocation: Annotated[str, Parameter(help="uniform, global, erk or lamp.")] = "uniform",
+    allocation: Annotated[
+        str, Parameter(help="uniform, global, erk or lamp; with --reconstruct also damage.")
+    ] = "uniform",
     exclude: Exclude | None = None,
     reconstruct: Annotated[
         bool, Parameter(negative="", help="Then fit the kept weights to the dense network's outputs on the data.")
@@ -45,7 +49,8 @@ def prune(
     Prints a table by layer: what is kept, the share of weight energy that goes, the output signal-to-noise this
     predicts, and the multiply-adds before and after. With data, also the accuracy (or another `--metric`) before and
     after. With `-o`, writes `NAME.safetensors` and `NAME.masks.safetensors`. `--reconstruct` keeps the masks and
-    adjusts what stays; `prunus reconstruct` chooses the masks for it too, which is better.
+    adjusts what stays; `prunus reconstruct` chooses the masks for it too, which is better, as does this command with
+    `--allocation damage`.
 
     Example: `prunus prune fc:64-300-100-10 --data digits --sparsity 0.9 --pattern balanced:16 --exclude layers.2
     -o pruned.safetensors`
@@ -53,32 +58,20 @@ def prune(
     import torch
 
     from prunus.cli._inputs import data_sets, example_or_none, fitting_example
-    from prunus.errors import BadInput
     from prunus.models import resolve
-    from prunus.pruning import find_masks
     from prunus.pruning.scores import needs_data
 
+    _check(reconstruct, allocation, score, data)
     torch.manual_seed(seed)
     network = resolve(model, str(weights) if weights else None).eval()
-    if reconstruct and data is None:
-        raise BadInput("--reconstruct needs data: name some with --data, as in --data digits.")
     train, test = data_sets(data, data_dir, model, look=reconstruct or needs_data(score))
-    masks = find_masks(
-        network,
-        sparsity,
-        score=score,
-        pattern=pattern,
-        allocation=allocation,
-        exclude=tuple(exclude or ()),
-        data=train,
-        seed=seed,
-        misfits=misfits,
-    )
+    shared = {"pattern": pattern, "exclude": tuple(exclude or ()), "seed": seed, "misfits": misfits}
+    masks, settle = _chosen(network, sparsity, score, allocation, train, shared, reconstruct, quiet=json)
     known = example_or_none(network, 1, input, input_ids)
     example = known if known is not None or test is None else fitting_example(network, test)
     rows, uncounted = _summary(network, masks, example, told=input is not None or input_ids is not None)
-    accuracies = _quality(network, masks, test, metric, train if reconstruct else None, seed, quiet=json)
-    files = write_pruned(network, masks, output) if output is not None else {}
+    pruned, accuracies = _quality(network, settle, test, metric, quiet=json)
+    files = write_pruned(pruned, masks, output) if output is not None else {}
     record: dict[str, Any] = {
         "model": model,
         "sparsity": masks.sparsity,
@@ -121,23 +114,49 @@ def _summary(network: Any, masks: Any, example: Any, told: bool) -> tuple[list[A
         return summarise(network, masks, None), str(error)
 
 
-def _settle(network: Any, masks: Any, samples: Any, seed: int) -> None:
-    """Prune the network; with samples, adjust what stays."""
-    if samples is None:
-        masks.apply_(network)
-        return
-    from prunus.recovery import reconstruct
+def _check(reconstruct: bool, allocation: str, score: str, data: str | None) -> None:
+    """Refuse options that do not go together, before anything is loaded or measured."""
+    from prunus.errors import BadInput
 
-    reconstruct(network, None, samples, masks=masks, seed=seed)
+    if allocation == "damage" and not reconstruct:
+        raise BadInput("--allocation damage measures what layers lose after a fit: add --reconstruct and --data.")
+    if allocation == "damage" and score != "magnitude":
+        raise BadInput("--allocation damage chooses the zeros as prunus reconstruct does: leave --score out.")
+    if reconstruct and data is None:
+        raise BadInput("--reconstruct needs data: name some with --data, as in --data digits.")
+
+
+def _chosen(
+    network: Any, sparsity: float, score: str, allocation: str, train: Any, shared: dict[str, Any], fit: bool,
+    quiet: bool,
+) -> tuple[Any, Callable[[], Any]]:  # fmt: skip
+    """The masks, and a function that gives the pruned network; the dense one is as it was until that is called."""
+    from prunus.pruning import find_masks
+
+    if allocation == "damage":
+        from prunus.recovery import ReconstructOptions, reconstruct
+
+        pruned, options = copy.deepcopy(network), ReconstructOptions(progress=False if quiet else None)
+        return reconstruct(pruned, sparsity, train, allocation=allocation, options=options, **shared), lambda: pruned
+    masks = find_masks(network, sparsity, score=score, allocation=allocation, data=train, **shared)
+
+    def settle() -> Any:
+        if not fit:
+            return masks.apply_(network)
+        from prunus.recovery import reconstruct
+
+        reconstruct(network, None, train, masks=masks, seed=shared["seed"])
+        return network
+
+    return masks, settle
 
 
 def _quality(
-    network: Any, masks: Any, test: Any, metric: str | None, samples: Any, seed: int, quiet: bool
-) -> dict[str, Any]:
-    """The metric before, then after: the network is pruned here."""
+    network: Any, settle: Callable[[], Any], test: Any, metric: str | None, quiet: bool
+) -> tuple[Any, dict[str, Any]]:
+    """The pruned network, as `settle` gives it, and the metric before and after."""
     if test is None:
-        _settle(network, masks, samples, seed)
-        return {}
+        return settle(), {}
     from prunus.cli._inputs import measure, metric_for
     from prunus.cli.output import progress
 
@@ -145,10 +164,10 @@ def _quality(
     with progress(f"measuring {metric}", 2, quiet) as advance:
         before = measure(metric, network, test)
         advance()
-        _settle(network, masks, samples, seed)
-        after = measure(metric, network, test)
+        pruned = settle()
+        after = measure(metric, pruned, test)
         advance()
-    return {"metric": metric, f"{metric}_before": before, f"{metric}_after": after}
+    return pruned, {"metric": metric, f"{metric}_before": before, f"{metric}_after": after}
 
 
 def file_named(output: Path) -> Path:

@@ -348,11 +348,11 @@ _HEAD = ("network", "data", "dense")
 
 def _line(group: Any) -> dict[str, Any]:
     """One line of the table at the end, by its columns."""
-    quality, spread, form = group.means.get("quality"), "", ".2%" if group.metric == "accuracy" else ".4g"
+    quality, spread, form = group.told, "", ".2%" if group.metric == "accuracy" else ".4g"
     if quality is not None and quality.deviation is not None:
         spread = f" ± {quality.deviation:{form}}"
-    dense, times = group.mean("quality_dense"), {"faster": group.mean("speedup"), "smaller": group.smaller}
-    shares = {"same answer": group.mean("agreement"), "proved": group.mean("labels_proved")}
+    dense, times = group.mean("quality_dense"), {"faster": group.faster, "smaller": group.smaller}
+    shares = {"same answer": group.agreement, "proved": group.mean("labels_proved")}
     return {
         "network": group.network,
         "data": group.data,

@@ -102,6 +102,8 @@ def train(
     if presets:
         print_presets(json, searches=False)
         return
+    if recalibrate < 0:
+        raise BadInput(f"--recalibrate is {recalibrate}: give the number of batches, or 0 to leave batch norms alone.")
     pruning = pruning or Pruning()
     if pruning.method not in METHODS:
         raise UnknownName("way to train", pruning.method, METHODS)
@@ -212,7 +214,8 @@ def _recalibrate(network: Any, pair: Any, batches: int) -> dict[str, Any]:
 
     train, test = pair
     recalibrate(network, train, batches)
-    return {"recalibrated test accuracy": None if test is None else accuracy(network, test)}
+    told = {"recalibrated": network.recalibrated}
+    return told | {"recalibrated test accuracy": None if test is None else accuracy(network, test)}
 
 
 def _regrowth(pruning: Pruning, data: Any, length: str, config: Any) -> Any:
@@ -268,7 +271,7 @@ def _imp(network: Any, pair: Any, length: str, config: Any, pruning: Pruning, ex
 
 
 def _show(record: dict[str, Any], history: Any, folder: Any, json: bool, prints: bool) -> None:
-    from prunus.cli.output import print_json, print_table
+    from prunus.cli.output import console, print_json, print_table
 
     if not prints:
         return
@@ -279,3 +282,7 @@ def _show(record: dict[str, Any], history: Any, folder: Any, json: bool, prints:
         rows = record["levels"]
         print_table(list(rows[0]), [list(row.values()) for row in rows], left=())
     show_run(record, history, folder)
+    if "recalibrated" in record:
+        right = record["recalibrated test accuracy"]
+        after = "" if right is None else f"; test accuracy {right:.4f}"
+        console().print(f"batch norm: {record['recalibrated']}{after}", markup=False)

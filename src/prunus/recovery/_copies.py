@@ -7,18 +7,19 @@ import math
 from collections.abc import Iterable
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from prunus.errors import BadInput
 from prunus.layers import all_weights
 
 
 def take_over(model: nn.Module, work: nn.Module) -> None:
-    """Copy everything that `work` holds into the model itself."""
+    """Copy every tensor that `work` holds into the model itself."""
     with torch.no_grad():
         own = model.state_dict()
         for name, value in work.state_dict().items():
-            own[name].copy_(value)
+            if isinstance(value, Tensor):  # a module's own extra state may be anything
+                own[name].copy_(value)
 
 
 def working_copy(model: nn.Module, names: Iterable[str], whole: bool) -> nn.Module:
@@ -36,7 +37,9 @@ def working_copy(model: nn.Module, names: Iterable[str], whole: bool) -> nn.Modu
 def require_finite(model: nn.Module) -> None:
     """Refuse a model that holds NaN or Inf."""
     for name, value in model.state_dict().items():
-        if not value.is_floating_point() or value.layout is not torch.strided or not value.numel():
+        if not isinstance(value, Tensor) or not value.is_floating_point():
+            continue
+        if value.layout is not torch.strided or not value.numel():
             continue
         if not all(map(math.isfinite, value.aminmax())):  # isfinite would take memory, and embeddings are large
             raise BadInput(f"The reconstruction of {name!r} is not finite: give more samples, or a larger damping.")

@@ -4,13 +4,16 @@ Every layer's output error is measured at several sparsities, on the dense netwo
 least-squares fit. At two of them, the middle and the highest, the layer alone is pruned and the network runs to its
 end: what its output loses says how much this layer's error counts, and how much more a large one does (a power law
 through both). The sparsities then minimise the sum of these losses for the zeros asked for: layers that can give more
-or less all have the same slope, loss per weight (a Lagrange multiplier, found by bisection).
+or less all have the same slope, loss per weight (a Lagrange multiplier, found by bisection). With N:M there are only a
+few sparsities, and a search over their mixes takes the place of the slope.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,10 +23,12 @@ from torch import Tensor, nn
 
 from prunus.adapters import Batch
 from prunus.contract import Pattern
+from prunus.errors import BadInput
 from prunus.layers import Weight
 from prunus.pruning import patterns
 from prunus.recovery._layer import centred, keep_mean, loudness, problem_for, shrunk
 from prunus.recovery._moments import Moments, bias_of, measure, trace
+from prunus.recovery._progress import LayerProgress, progress
 from prunus.recovery._shelf import leaves
 from prunus.recovery._solve import Factors, damped, errors, optimum
 from prunus.recovery._units import UnitWalk, divide, looks_back
@@ -35,6 +40,13 @@ NOISE = 0.01
 REACH = 0.25
 """How far a layer may go beyond the sparsity of the whole, and half as far as it may stay below it: losses add up only
 as long as they are small."""
+PATIENCE = 2.0
+"""Work that takes fewer seconds shows no progress."""
+STATES = 4000
+"""The search over mixes tells so many counts of zeros apart."""
+CLOSE = 1e-4
+"""Mixes count as equally near to the sparsity asked for within this part of all weights, or within half of the smallest
+step."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,18 +76,20 @@ class Damage:
         """The sparsity of every weight with the least loss in sum, and its pattern.
 
         Args:
-            sparsity: share of zeros over all weights together.
+            sparsity: share of zeros over all weights together. Where only the sparsities measured can be chosen, the
+                mix comes as near to it as they allow, and of such mixes it is the one with the least loss.
 
         Returns:
             The sparsities by name, and the patterns by name.
         """
         known = list(self.choices)
-        points = known if self.stepped else list(np.linspace(min(known), max(known), 121))
+        if self.stepped:
+            mixed = _mix(self.curves, self.sizes, known, sparsity)
+            return mixed, {name: self.choices[level] for name, level in mixed.items()}
+        points = list(np.linspace(min(known), max(known), 121))
         fine = {name: np.interp(points, known, _convex(known, curve)) for name, curve in self.curves.items()}
         picked = _share(fine, self.sizes, points, sparsity)
         levels = {name: float(points[place]) for name, place in picked.items()}
-        if self.stepped:
-            return levels, {name: self.choices[level] for name, level in levels.items()}
         return levels, dict.fromkeys(levels, next(iter(self.choices.values())))
 
 
@@ -94,24 +108,31 @@ def steps(pattern: patterns.NM) -> dict[float, Pattern]:
 
 def damage(
     model: nn.Module, weights: Mapping[str, Weight], choices: Mapping[float, Pattern], batches: Sequence[Batch],
-    keeps: Sequence[Tensor | None], damping: float,
+    keeps: Sequence[Tensor | None], damping: float, memory: float = 2e9, shown: bool | None = False,
 ) -> Damage:  # fmt: skip
-    """Measure every weight's curve on the dense network's own inputs."""
-    curves = _curves(model, weights, choices, batches, keeps, damping)
+    """Measure every weight's curve on the dense network's own inputs.
+
+    `memory` and `shown` are `ReconstructOptions.memory` and `.progress`: bytes of activations kept in memory, and
+    whether a line shows the time left (None: in a terminal).
+    """
+    with _late(len(weights), shown) as line:
+        curves = _curves(model, weights, choices, batches, keeps, damping, memory, line)
     sizes = {name: weight.numel for name, weight in weights.items()}
     return Damage(choices, curves, sizes, isinstance(next(iter(choices.values())), patterns.NM))
 
 
 def _curves(
     model: nn.Module, weights: Mapping[str, Weight], choices: Mapping[float, Pattern], batches: Sequence[Batch],
-    keeps: Sequence[Tensor | None], damping: float,
+    keeps: Sequence[Tensor | None], damping: float, memory: float, line: LayerProgress,
 ) -> dict[str, list[float]]:  # fmt: skip
     """What the network's output loses, relative to its variance, with each layer at each of the choices."""
     units = divide(model, weights, batches[0])
     stages = trace(model, weights, batches[0], keeps[0], units)
-    walk = UnitWalk(model, units, batches)
+    walk = UnitWalk(model, units, batches, memory)
     walk.keep_all = looks_back(model, units, batches[0])
-    ends = [_floating(walk.to_end(index)).detach().clone() for index in range(min(len(batches), ENDS))]
+    ends = [_real(walk.to_end(index), keep).detach().clone() for index, keep in enumerate(keeps[:ENDS])]
+    if any(bool(end.isnan().any()) or not bool(end.isfinite().any()) for end in ends):
+        raise BadInput("The outputs of the model hold NaN or Inf on the first batches: mend the model or the data.")
     found: dict[str, list[float]] = {}
     for unit in units:
         inside = {id(module) for module in model.get_submodule(unit).modules()}
@@ -128,8 +149,27 @@ def _curves(
                     for error, values in (trials[place], trials[-1])
                 ]
                 found[name] = _through([error for error, _ in trials], *known)
+                line.update(f"{name}  damage {found[name][-1]:.3g}")
         walk.advance()
     return {name: found[name] for name in weights}
+
+
+@contextmanager
+def _late(total: int, wanted: bool | None) -> Iterator[LayerProgress]:
+    """The line of `reconstruct`, from the moment the work has taken longer than people wait for; over what is left."""
+    started, left = time.monotonic(), total
+    line: LayerProgress | None = None
+    with ExitStack() as stack:
+
+        def update(said: str) -> None:
+            nonlocal line, left
+            if line is None and time.monotonic() - started > PATIENCE:
+                line = stack.enter_context(progress(left, wanted))
+            left -= 1
+            if line is not None:
+                line.update(said)
+
+        yield LayerProgress(update)
 
 
 def _through(found: Sequence[float], low: tuple[float, float], high: tuple[float, float]) -> list[float]:
@@ -175,20 +215,34 @@ def _lost(
         matrix = lines.double().reshape(values.shape)
         weight.parameter.copy_(weight.unrows(values.reshape(lines.shape)))
         keep_mean(weight, matrix, values, moments, own, bias, norm)
-        made = [_floating(walk.to_end(index)) for index in range(len(ends))]
+        made = [_real(walk.to_end(index), keeps[index]) for index in range(len(ends))]
     finally:
         for tensor, old in zip(moved, before):
             tensor.copy_(old)
-    return sum(_distance(*each) for each in zip(made, ends, keeps)) / len(ends)
+    lost = sum(_distance(*each) for each in zip(made, ends)) / len(ends)
+    if not math.isfinite(lost):
+        raise BadInput(
+            f"With {weight.name!r} alone pruned the outputs of the model hold NaN or Inf: exclude that layer, or take "
+            "another allocation."
+        )
+    return lost
 
 
-def _floating(output: Any) -> Tensor:
-    return next(tensor for tensor in leaves(output) if tensor.is_floating_point())
+def _real(output: Any, keep: Tensor | None) -> Tensor:
+    """The first tensor of numbers in what the model gives, without positions that are padded."""
+    found = next((tensor for tensor in leaves(output) if tensor.is_floating_point()), None)
+    if found is None:
+        raise BadInput(
+            "allocation='damage' compares outputs, and those of the model hold no numbers with fractions: "
+            "take another allocation."
+        )
+    return found[keep] if keep is not None and found.dim() == 3 and found.shape[:2] == keep.shape else found
 
 
-def _distance(output: Tensor, end: Tensor, keep: Tensor | None) -> float:
-    if keep is not None and output.dim() == 3 and output.shape[:2] == keep.shape:
-        output, end = output[keep], end[keep]
+def _distance(output: Tensor, end: Tensor) -> float:
+    seen = end.isfinite()
+    if not bool(seen.all()):  # what a model never answers may be -inf by design
+        output, end = output[seen], end[seen]
     return float((output - end).double().square().mean() / end.double().var(correction=0).clamp_min(1e-30))
 
 
@@ -202,6 +256,54 @@ def _convex(points: Sequence[float], values: Sequence[float]) -> list[float]:
             hull.pop()
         hull.append((x, y))
     return [float(value) for value in np.interp(points, [x for x, _ in hull], [y for _, y in hull])]
+
+
+def _mix(
+    curves: Mapping[str, Sequence[float]], sizes: Mapping[str, int], levels: Sequence[float], sparsity: float
+) -> dict[str, float]:
+    """For each layer one of a few levels: in all as near to the sparsity as these allow, then with the least loss.
+
+    Equal levels are always among the candidates, and win where losses are equal.
+    """
+    grid, total, order = np.asarray(levels), sum(sizes.values()), sorted(sizes, key=lambda name: -sizes[name])
+    steps = np.diff(grid) if len(grid) > 1 else np.zeros(1)
+    goal = float(np.clip(sparsity, grid[0], grid[-1])) * total
+    slack = max(sizes[order[-1]] * steps.min() / 2, CLOSE * total)
+    equal = np.repeat(np.arange(len(grid))[:, None], len(order), axis=1)
+    found = _candidates([np.asarray(curves[name]) for name in order], [sizes[name] for name in order], grid, goal)
+    places = np.concatenate([equal, found])
+    zeros = grid[places] @ np.asarray([sizes[name] for name in order], dtype=float)
+    losses = sum(np.asarray(curves[name])[places[:, at]] for at, name in enumerate(order))
+    off = np.abs(zeros - goal)
+    losses = np.where(off <= off.min() + slack, losses, np.inf)
+    best = places[np.argmax(losses <= losses.min() * (1 + 1e-9))]  # the first: equal levels stand before the others
+    picked = {name: float(grid[place]) for name, place in zip(order, best)}
+    return {name: picked[name] for name in sizes}
+
+
+def _candidates(curves: Sequence[np.ndarray], sizes: Sequence[int], grid: np.ndarray, goal: float) -> np.ndarray:
+    """Mixes that end near the goal, a row each: for every count of zeros the one with the least loss (a knapsack).
+
+    Layers come with falling sizes, so that the small ones make up the difference. Counts that lie closer than STATES
+    can tell apart are taken for one; where there are few, the search is exact.
+    """
+    reach = sizes[0] * float(np.diff(grid).max(initial=0.0)) + 1
+    zeros, losses, places = np.zeros(1), np.zeros(1), np.zeros((1, 0), dtype=np.int64)
+    left = sum(sizes)
+    for curve, size in zip(curves, sizes):
+        left -= size
+        more, lost = (zeros[:, None] + size * grid).ravel(), (losses[:, None] + curve).ravel()
+        near = np.flatnonzero((more + left * grid[-1] >= goal - reach) & (more + left * grid[0] <= goal + reach))
+        if not len(near):  # never seen: states next to each other were taken for one too often
+            return np.zeros((0, len(sizes)), dtype=np.int64)
+        low, high = more[near].min(), more[near].max()
+        bins = np.floor((more[near] - low) / max((high - low) / STATES, 0.5))
+        ranked = np.lexsort((lost[near], bins))
+        chosen = near[ranked[np.unique(bins[ranked], return_index=True)[1]]]
+        parents, picks = np.divmod(chosen, len(grid))
+        zeros, losses = more[chosen], lost[chosen]
+        places = np.concatenate([places[parents], picks[:, None]], axis=1)
+    return places
 
 
 def _share(

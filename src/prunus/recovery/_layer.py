@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from prunus.contract import Pattern, whole
 from prunus.layers import Weight
 from prunus.pruning import patterns
-from prunus.recovery._moments import Moments, bias_of
+from prunus.recovery._moments import Moments, bias_of, rescale
 from prunus.recovery._solve import Factors, Problem, alternate, damped, errors, optimum, sweep
 from prunus.settings.recovery import ReconstructOptions
 
@@ -302,7 +302,4 @@ def keep_mean(
     was = moments.squares[weight.name] / count - mean.square()
     now = (values @ own * values).sum(-1).reshape(-1).clamp_min(0.0)
     norm.running_mean += moved.to(norm.running_mean.dtype)
-    # Paired, on the same samples: what the samples differ from those of training cancels. An output that hardly varies
-    # (of an untrained network, or a dead channel) has no such ratio.
-    varies = was > 1e-12 * (1 + mean.square())
-    norm.running_var *= torch.where(varies, now / was.clamp_min(1e-30), 1.0).to(norm.running_var.dtype)
+    rescale(norm.running_var, mean, was, now)

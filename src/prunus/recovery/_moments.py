@@ -312,7 +312,18 @@ def settle(dense: UnitWalk, pruned: UnitWalk, name: str, batches: int) -> None:
     if old is None or new is None or norm.running_mean is None or norm.running_var is None:
         return
     norm.running_mean += (new[0] - old[0]).to(norm.running_mean.dtype)
-    norm.running_var *= (new[1] / old[1]).to(norm.running_var.dtype)
+    rescale(norm.running_var, old[0], old[1], new[1])
+
+
+def rescale(variance: Tensor, mean: Tensor, was: Tensor, now: Tensor) -> None:
+    """Multiply a batch norm's variance in place by the ratio of its inputs' variances on the samples.
+
+    Paired, on the same samples: what the samples differ from those of training cancels. An input that hardly varies any
+    more, as that from a row without weights, has no such ratio, nor one that hardly varied before: divided by next to
+    nothing, the small distance of the samples' mean to the norm's own would become a large constant.
+    """
+    varies = (was > 1e-12 * (1 + mean.square())) & (now > 1e-3 * was)
+    variance *= torch.where(varies, now / was.clamp_min(1e-30), 1.0).to(variance.dtype)
 
 
 def _spread(walk: UnitWalk, name: str, batches: int) -> tuple[Tensor, Tensor] | None:

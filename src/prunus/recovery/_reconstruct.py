@@ -69,7 +69,8 @@ def reconstruct(
 
     Returns:
         The masks. `masks.notes["layers"]` holds the relative squared error of every layer's output: `before` as
-        magnitude pruning would leave it, `masked` with these masks and the old values, `after` with the new ones.
+        magnitude pruning would leave it, `masked` with these masks and the old values, `after` with the new ones;
+        `masks.notes["sparsity"]` is what was asked for, `masks.notes["reached"]` what came out.
 
     Raises:
         BadInput: if the data are missing, hold NaN or never reach a layer, or the masks belong to another model; the
@@ -109,6 +110,7 @@ def reconstruct(
     if job.remarks:
         warnings.warn(" ".join(job.remarks), PrunusWarning, stacklevel=2)
     found = Masks.adopt({name: job.done[name].mask for name in plan.names}, _notes(job, shape, seed))
+    found.notes["reached"] = found.sparsity
     require_finite(work)
     take_over(inner, work)
     found.apply_(inner)
@@ -224,7 +226,7 @@ def measure_damage(
         samples: how many samples to use.
         seed: of the draw.
         grid: the sparsities to measure.
-        options: the damping, the batch size.
+        options: the damping, the batch size, the memory, the progress shown.
 
     Returns:
         The curves; `levels(sparsity)` gives each layer's share.
@@ -255,7 +257,7 @@ def _measure(
     weights = {name: all_weights(model)[name] for name in names}
     keeps = [_real_positions(batch) for batch in calibration]
     with evaluating(model), plain_layers(model), torch.no_grad():
-        return damage(model, weights, choices, calibration, keeps, options.damping)
+        return damage(model, weights, choices, calibration, keeps, options.damping, options.memory, options.progress)
 
 
 # ----------------------------------------------------------------------------------------------------------------- job
@@ -327,6 +329,7 @@ class _Reconstruction:
             f"{place}.{name}" if place else name: value
             for place in places
             for name, value in self.work.get_submodule(place).state_dict().items()
+            if isinstance(value, Tensor)
         }
         names = [name for stage in stages for name in stage.names]
         tensors = {f"state/{name}": value for name, value in state.items()}

@@ -66,7 +66,8 @@ def saved(
     """The state that belongs to exactly this run; None without a folder."""
     if options.folder is None:
         return None
-    tensors: dict[str, Tensor] = {f"model.{name}": value for name, value in model.state_dict().items()}
+    state = model.state_dict().items()
+    tensors: dict[str, Tensor] = {f"model.{name}": value for name, value in state if isinstance(value, Tensor)}
     for number, batch in enumerate(calibration):
         named = [*((str(place), value) for place, value in enumerate(batch.args)), *batch.kwargs.items()]
         tensors |= {f"data.{number}.{name}": value for name, value in named if isinstance(value, Tensor)}

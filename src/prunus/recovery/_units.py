@@ -23,24 +23,27 @@ from prunus.recovery._record import Stop, is_batch_norm
 from prunus.recovery._shelf import Room, Shelf, leaves, map_tensors
 
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
+_LISTS = (nn.ModuleList, nn.ModuleDict)
+"""They hold modules and do not run themselves."""
 
 
 # ------------------------------------------------------------------------------------------------------------- division
 
 
-def divide(model: nn.Module, weights: Mapping[str, Weight], batch: Batch) -> list[str]:
+def divide(model: nn.Module, weights: Mapping[str, Weight], batch: Batch, skip: bool = False) -> list[str]:
     """The names of the units that hold `weights`, in the order in which they run on `batch`.
 
     Args:
         model: any module.
         weights: the weights to be pruned by parameter name, as `prunus.layers.prunable_weights` gives them.
         batch: a few samples that the model can run on, as `prunus.adapters.as_batch` makes them.
+        skip: leave out what the batch never reaches, instead of refusing it.
 
     Returns:
         Module names; each of these modules runs exactly once in a forward pass.
 
     Raises:
-        BadInput: the batch never reaches a weight.
+        BadInput: the batch never reaches a weight, without `skip`.
 
     Example:
         >>> from prunus.adapters import as_batch
@@ -56,8 +59,14 @@ def divide(model: nn.Module, weights: Mapping[str, Weight], batch: Batch) -> lis
         wrong = next((name for name in names if name and counts.get(name, 0) != 1), None)
         if wrong is None:
             break
-        _require_reached(model, wrong, weights, counts)
+        if not _is_reached(model, wrong, counts):
+            if not skip:
+                raise _never_reached(model, wrong, weights)
+            names.remove(wrong)
+            continue
         above = wrong.rpartition(".")[0]  # runs several times: the module around it is the unit
+        while above and not counts.get(above) and isinstance(model.get_submodule(above), _LISTS):
+            above = above.rpartition(".")[0]
         names = [name for name in names if not _inside(name, above)] + [above]
     return sorted(names, key=lambda name: order.get(name, 0))
 
@@ -88,7 +97,7 @@ def _split(module: nn.Module, name: str, holders: set[int]) -> list[str]:
     if not _holds(module, holders):
         return []
     lists = [inner for inner in module.modules() if isinstance(inner, (nn.ModuleList, nn.Sequential))]
-    runs = bool(name) and not isinstance(module, (nn.ModuleList, nn.ModuleDict))
+    runs = bool(name) and not isinstance(module, _LISTS)
     if runs and not any(sum(bool(_holds(child, holders)) for child in inner.children()) > 1 for inner in lists):
         return [name]
     parts = ((child, f"{name}.{key}" if name else key) for key, child in module.named_children())
@@ -121,17 +130,17 @@ def runs(model: nn.Module, batch: Batch) -> dict[str, int]:
     return _order(model, batch)[1]
 
 
-def _require_reached(model: nn.Module, name: str, weights: Mapping[str, Weight], counts: Mapping[str, int]) -> None:
-    around = name
-    while around and not counts.get(around):
-        around = around.rpartition(".")[0]
-    runs = around == name or isinstance(model.get_submodule(name), nn.MultiheadAttention)
+def _is_reached(model: nn.Module, name: str, counts: Mapping[str, int]) -> bool:
+    attention = isinstance(model.get_submodule(name), nn.MultiheadAttention)
+    return bool(counts.get(name)) or attention or _runs_unseen(model, name)
+
+
+def _never_reached(model: nn.Module, name: str, weights: Mapping[str, Weight]) -> BadInput:
     inside = {id(module) for module in model.get_submodule(name).modules()}
-    if not runs and not _runs_unseen(model, name):
-        lost = next(weight.name for weight in weights.values() if id(weight.module) in inside)
-        raise BadInput(
-            f"The data never reach {lost!r}: the model does not run that layer on them; exclude it, or give other data."
-        )
+    lost = next(weight.name for weight in weights.values() if id(weight.module) in inside)
+    return BadInput(
+        f"The data never reach {lost!r}: the model does not run that layer on them; exclude it, or give other data."
+    )
 
 
 def _runs_unseen(model: nn.Module, name: str) -> bool:

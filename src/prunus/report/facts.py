@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from prunus._by_path import is_import_path
+from prunus.data.own import TEXT
 from prunus.report.metrics import Metric, metric_of
 from prunus.study.groups import SeedGroup, grouped, pareto
 from prunus.study.store import MEASURED, Result
@@ -42,6 +44,8 @@ _LAYER = (
     "mac_kept",
 )
 _DIGITS = 6
+_ROUNDING = 1e-9
+"""What two means of the same values may differ by."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +76,19 @@ class Panel:
         return list(dict.fromkeys(self.title(group) for group in self.groups))
 
     @property
+    def kernels(self) -> bool:
+        """Were its networks judged in integers too? Then it must be said which kernels a number is of."""
+        return any(group.mean("quality_integers") is not None for group in self.groups)
+
+    def lost(self, group: SeedGroup) -> float | None:
+        """How much worse than dense, in the kernels whose speed is told; for perplexity as a part of the dense one."""
+        told, before = group.told, group.mean("quality_dense")
+        return None if told is None or before is None else self.below(told.value, before)
+
+    def below(self, quality: float, dense: float) -> float:
+        return quality / dense - 1 if self.metric.lower and dense else dense - quality
+
+    @property
     def front(self) -> list[SeedGroup]:
         """Groups that nothing beats in quality and speed at once, no dense network either."""
         return [group for group in pareto(self.groups) if not any(self._beats(rival, group) for rival in self.rivals)]
@@ -92,15 +109,13 @@ class Panel:
         return [Rival("torch" if found else "dense", 1.0, self.dense), *found]
 
     def unbeaten(self, rival: Rival) -> bool:
-        """Is no pruned network at least as good and as fast, and no other dense one better?"""
-        groups = [group for group in self.groups if group.able and group.faster is not None]
-        if any((group.faster or 0) >= rival.faster and self._merit(group) >= self._worth(rival) for group in groups):
-            return False
-        others = [other for other in self.rivals if other != rival]
-        return not any(o.faster >= rival.faster and self._worth(o) >= self._worth(rival) for o in others)
+        """Is no network, pruned or dense, at least as good and as fast, and better in one of both?"""
+        pruned = [(group.faster or 0, self._merit(group)) for group in self.groups if group.able and group.faster]
+        dense = [(other.faster, self._worth(other)) for other in self.rivals]
+        return not any(_beats(other, (rival.faster, self._worth(rival))) for other in (*pruned, *dense))
 
     def _beats(self, rival: Rival, group: SeedGroup) -> bool:
-        return rival.faster > (group.faster or 0) and self._worth(rival) > self._merit(group)
+        return _beats((rival.faster, self._worth(rival)), (group.faster or 0, self._merit(group)))
 
     def _merit(self, group: SeedGroup) -> float:
         return -math.inf if group.merit is None else group.merit
@@ -133,8 +148,38 @@ def panels(results: Sequence[Result], bases: Mapping[str, Mapping[str, Any]]) ->
         groups = sorted(unsorted, key=_place)
         keys = dict.fromkeys(result.base for group in groups for result in group.results)
         mine = tuple(bases[key] for key in keys if key in bases)
-        made.append(Panel(f"{network} on {data}", network, data, tuple(groups), mine))
+        made.append(Panel(f"{plain_name(network)} on {plain_name(data)}", network, data, tuple(groups), mine))
+    names = [panel.name for panel in made]
+    made = [  # plain names only where they tell the panels apart
+        panel if names.count(panel.name) == 1 else replace(panel, name=f"{panel.network} on {panel.data}")
+        for panel in made
+    ]
     return sorted(made, key=lambda panel: -len(panel.groups))
+
+
+def plain_name(name: str) -> str:
+    """What people call a model or data set: "minilm" for "hf:models/minilm", "mine" for "package.module:mine"."""
+    spec, space, width = name.partition(" width ")
+    if spec.startswith("hf:"):
+        spec = spec.rstrip("/").rpartition("/")[2].removeprefix("hf:") or spec
+    elif own_module(spec):
+        spec = spec.partition(":")[2]
+    return f"{spec}{space}{width}"
+
+
+def own_module(name: str) -> str:
+    """The module of a name such as "package.module:function", "" for other names; "texts.csv:answer" is a column."""
+    module = name.partition(":")[0]
+    return module if is_import_path(name) and not module.endswith(TEXT) else ""
+
+
+def _beats(one: tuple[float, float], other: tuple[float, float]) -> bool:
+    """Is the first, speed and merit, at least as good in both and more than a rounding error better in one?"""
+    gains = [mine - yours for mine, yours in zip(one, other)]
+    slack = [_ROUNDING * max(1.0, abs(yours)) for yours in other]
+    return all(gain >= -least for gain, least in zip(gains, slack)) and any(
+        gain > least for gain, least in zip(gains, slack)
+    )
 
 
 def _place(group: SeedGroup) -> tuple[Any, ...]:

@@ -37,13 +37,6 @@ class Metric:
             return f"{100 * mean.value:.1f}{NARROW}±{NARROW}{100 * mean.deviation:.1f}{NARROW}%"
         return f"{self.show(mean.value)}{NARROW}±{NARROW}{self.show(mean.deviation)}"
 
-    def lost(self, group: SeedGroup) -> float | None:
-        """How much worse than dense; for perplexity as a part of the dense one."""
-        now, before = group.mean("quality"), group.mean("quality_dense")
-        if now is None or before is None:
-            return None
-        return now / before - 1 if self.lower and before else before - now
-
     def show_lost(self, lost: float) -> str:
         return f"{100 * lost:z.1f}{NARROW}%" if self.lower else f"{100 * lost:z.1f}" if self.percent else f"{lost:z.3f}"
 

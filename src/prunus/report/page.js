@@ -6,7 +6,7 @@
   const all = (query) => [...document.querySelectorAll(query)];
   const SYMBOLS = ["circle", "square", "diamond", "triangle-up", "x", "star", "pentagon", "hexagon"];
   const DASHES = ["solid", "dash", "dot", "dashdot", "longdash", "longdashdot", "solid", "dash"];
-  const FILLINGS = ["", "-open", "-dot", "-open-dot"];
+  const FILLINGS = ["full", "open", "dot", "pale"];
   const hidden = [new Set(), new Set()];  // colours and lines that the reader has switched off, by their places
   let panel = 0;
   let printing = false;
@@ -20,19 +20,20 @@
   const percent = (x, digits = 1) => `${(100 * x).toFixed(digits)}\u00a0%`;
   const short = (x) => (x === null || x === undefined ? "–" : Math.abs(x) >= 1000 ? Math.round(x).toLocaleString("en") : String(+x.toPrecision(3)));
   const mix = (hex, part) => hex + Math.round(255 * part).toString(16).padStart(2, "0");
+  const blend = (one, other, part) => "#" + [1, 3, 5].map((at) => Math.round(part * parseInt(one.slice(at, at + 2), 16) + (1 - part) * parseInt(other.slice(at, at + 2), 16)).toString(16).padStart(2, "0")).join("");
+  const narrow = () => window.innerWidth < 800;
+  const wide = () => ({ color: mix(css("--soft"), 0.38), width: 6 });  // the dense network, and what is ideal: no pattern has such a line
 
   function layout(extra) {
     const axis = { gridcolor: css("--line"), linecolor: css("--soft"), zeroline: false, ticks: "outside", tickcolor: css("--line"), automargin: true, fixedrange: true };
-    const narrow = window.innerWidth < 800;
     const base = {
-      font: { family: css("--sans"), size: narrow ? 12 : 13, color: css("--soft") },
+      font: { family: css("--sans"), size: narrow() ? 12 : 13, color: css("--soft") },
       paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
       margin: { l: 52, r: 14, t: 20, b: 44 }, hovermode: "closest", dragmode: false,
       showlegend: false,  // one legend above serves all pictures
       hoverlabel: { bgcolor: css("--card"), bordercolor: css("--line"), font: { color: css("--ink"), family: css("--sans") } },
     };
-    const { xaxis, yaxis, ...rest } = extra;
-    return { ...base, ...rest, xaxis: { ...axis, ...xaxis }, yaxis: { ...axis, ...yaxis } };
+    return { ...base, ...extra, xaxis: { ...axis, ...extra.xaxis }, yaxis: { ...axis, ...extra.yaxis } };
   }
 
   function draw(name, traces, extra) {
@@ -43,7 +44,8 @@
     if (!traces.length) return;
     if (!place.querySelector(".plot-container")) place.textContent = "";
     const size = { width: place.clientWidth, height: place.clientHeight };  // given, so that paper gets its own
-    Plotly.react(place, traces, layout({ ...extra, ...size }), { displayModeBar: false });
+    const dots = traces.filter((trace) => trace.marker?.dot).map((trace) => ({ ...trace, mode: "markers", error_x: {}, error_y: {}, hoverinfo: "skip", hovertemplate: "", marker: { symbol: "circle", color: trace.marker.dot, size: 0.42 * trace.marker.size } }));
+    Plotly.react(place, [...traces, ...dots], layout({ ...extra, ...size }), { displayModeBar: false });
   }
 
   // The metric's own axis: percent ends at 100, and where less is better the axis is turned, so that up is always good.
@@ -76,9 +78,15 @@
     const several = mine.looks.some((look) => look[1] > 0);
     return { place: first % 8, shape: SYMBOLS[first % 8], filling: FILLINGS[second % 4], dash: DASHES[(several ? second : first) % 8] };
   };
-  const style = (place) => {
-    const look = looks(here(), place);
-    return { color: colour(look.place), shape: look.shape, symbol: look.shape + look.filling, dash: look.dash };
+  const style = (place, look = looks(here(), place)) => ({ ...look, color: colour(look.place) });
+  const marker = (look, size = 11) => ({
+    symbol: look.shape, size, line: { color: look.color, width: size > 8 ? 2 : 1.5 }, dot: look.filling === "dot" ? look.color : "",
+    color: look.filling === "full" ? look.color : look.filling === "pale" ? blend(look.color, css("--card"), 0.4) : css("--card"),
+  });
+  // Bars of one deviation, and none where there is none.
+  const bars = (groups, name, times, more) => {
+    const array = groups.map((g) => times * spread(g, name(g)) || undefined);
+    return { type: "data", array, visible: array.some(Boolean), ...more };
   };
   const seen = (place) => !here().looks[place].some((look, axis) => hidden[axis].has(look));
   const byMethod = (use) => here().methods.flatMap((method, place) => (seen(place) ? use(method, here().groups.filter((group) => group.method === method), style(place)) : []));
@@ -95,17 +103,13 @@
   };
   const STROKES = { solid: "", dash: "7 3", dot: "2 3", dashdot: "7 3 2 3", longdash: "11 4", longdashdot: "11 3 2 3" };
 
-  function swatch(look, paint) {
-    const NS = "http://www.w3.org/2000/svg", open = look.filling.includes("open"), part = (d, more) => {
-      const path = document.createElementNS(NS, "path");
-      for (const [name, text] of Object.entries({ d, stroke: paint, ...more })) path.setAttribute(name, text);
-      return path;
-    };
-    const picture = document.createElementNS(NS, "svg");
-    picture.setAttribute("viewBox", "0 0 36 12"); picture.setAttribute("aria-hidden", "true");
-    picture.append(part("M0,6h36", { "stroke-width": "2", "stroke-dasharray": STROKES[look.dash] }), part(MARKS[look.shape], { "stroke-width": "1.5", fill: open ? "var(--card)" : paint }));
-    if (look.filling.includes("dot")) picture.append(part("M16.8,6a1.2,1.2 0 1,1 2.4,0a1.2,1.2 0 1,1 -2.4,0z", { stroke: "none", fill: open ? paint : "var(--card)" }));
-    return picture;
+  function swatch(look, paint, line = true) {
+    const drawn = (tag, attributes, children) => element(tag, attributes, children, document.createElementNS("http://www.w3.org/2000/svg", tag));
+    const fill = { full: paint, pale: `color-mix(in srgb, ${paint} 40%, var(--card))` }[look.filling] || "var(--card)", part = (d, more) => drawn("path", { d, stroke: paint, ...more }, []);
+    return drawn("svg", { viewBox: line ? "0 0 36 12" : "12 0 12 12", "aria-hidden": "true", class: `swatch ${look.filling}` }, [
+      ...(line ? [part("M0,6h36", { "stroke-width": "2", "stroke-dasharray": STROKES[look.dash] })] : []), part(MARKS[look.shape], { "stroke-width": "1.7", fill }),
+      ...(look.filling === "dot" ? [part("M16,6a2,2 0 1,1 4,0a2,2 0 1,1 -4,0z", { stroke: "none", fill: paint })] : []),
+    ]);
   }
 
   // One legend for all pictures: a button for each colour, and one for each line where both vary.
@@ -113,7 +117,7 @@
     const { looks: pairs, legend: names, methods } = here(), both = names[0].length > 1 && names[1].length > 1;
     const button = (axis, place, name) => {
       const look = looks(here(), pairs.findIndex((pair) => pair[axis] === place));
-      const plain = both ? (axis ? { ...look, shape: "circle" } : { ...look, filling: "", dash: "solid" }) : look;
+      const plain = both ? (axis ? { ...look, shape: "circle" } : { ...look, filling: "full", dash: "solid" }) : look;
       const made = element("button", { type: "button", "aria-pressed": String(!hidden[axis].has(place)), title: "Show or hide it in every picture" }, [swatch(plain, axis && both ? "var(--soft)" : `var(--c${look.place})`), name]);
       made.addEventListener("click", () => {
         if (hidden[axis].has(place)) hidden[axis].delete(place); else hidden[axis].add(place);
@@ -122,9 +126,9 @@
       });
       return made;
     };
-    const group = (axis) => names[axis].map((name, place) => button(axis, place, methods.length === names[axis].length ? methods[place] : name));
+    const group = (axis) => element("div", {}, names[axis].map((name, place) => button(axis, place, methods.length === names[axis].length ? methods[place] : name)));
     const main = names[0].length >= names[1].length ? 0 : 1;
-    find("#legend").replaceChildren(...(both ? [...group(0), element("i", {}, []), ...group(1)] : group(main)));
+    find("#legend").replaceChildren(...(both ? [group(0), group(1)] : [group(main)]));
   }
   const timed = (groups) => has(groups, "quality").filter((group) => group.faster !== null);
   const has = (groups, ...names) => groups.filter((group) => names.every((name) => value(group, name) !== null));
@@ -135,20 +139,32 @@
       const known = has(groups, "quality");
       return known.length ? [{
         name: method, mode: "lines+markers", cliponaxis: false, x: known.map((g) => 100 * g.sparsity), y: known.map(quality),
-        error_y: { type: "data", array: known.map((g) => scale() * (spread(g, "quality") || 0)), thickness: 1.4, width: 4 },
-        line: { color: look.color, width: 2.4, dash: look.dash }, marker: { color: look.color, symbol: look.symbol, size: 9 },
+        error_y: bars(known, () => "quality", scale(), { thickness: 1.4, width: 4, color: look.color }), line: { color: look.color, width: 2.4, dash: look.dash }, marker: marker(look),
         customdata: known.map((g) => [g.seeds === 1 ? "1 seed" : `${g.seeds} seeds`, said(value(g, "quality")) + (spread(g, "quality") === null ? "" : ` ± ${said(spread(g, "quality"))}`)]),
         hovertemplate: "<b>" + method + "</b><br>%{x:.4g} % zeros<br>%{customdata[1]} " + here().metric.name + "<br>%{customdata[0]}<extra></extra>",
       }] : [];
     });
-    const bars = here().groups.some((g) => spread(g, "quality") !== null);
-    find("#how-accuracy").textContent = `Each line is one way to choose the weights that go. The dotted line is the dense network.${bars ? " Bars are one standard deviation over seeds." : ""}`;
-    const dense = here().dense;
-    const lines = dense === null ? [] : [{ type: "line", xref: "paper", x0: 0, x1: 1, y0: scale() * dense, y1: scale() * dense, line: { color: css("--soft"), dash: "dot", width: 1.5 } }];
-    const notes = dense === null ? [] : [{ xref: "paper", x: 0.995, y: here().metric.lower ? Math.log10(dense) : scale() * dense, yanchor: "bottom", xanchor: "right", showarrow: false, text: `dense ${said(dense)}`, font: { color: css("--soft"), size: 12 } }];
+    const dense = here().dense, axis = merit(traces), close = clipped();
+    if (close) { Object.assign(axis, { autorange: false, autorangeoptions: undefined }, close.axis); traces.forEach((trace) => { trace.cliponaxis = true; }); }
+    find("#how-accuracy").textContent = [
+      `Each line is one way to choose the weights that go${has(here().groups, "quality_integers").length ? ", in float32 kernels" : ""}.`, dense === null ? "" : "The wide grey line is the dense network.",
+      here().groups.some((g) => spread(g, "quality")) ? "Bars are one standard deviation over seeds." : "", close ? `Below the picture: ${close.count === 1 ? "1 network that is" : `${close.count} networks that are`} closer to guessing than to the dense one.` : "",
+    ].filter(Boolean).join(" ");
+    const lines = dense === null ? [] : [{ type: "line", layer: "below", xref: "paper", x0: 0, x1: 1, y0: scale() * dense, y1: scale() * dense, line: wide() }];
+    const notes = dense === null ? [] : [{ xref: "paper", x: 0.995, y: here().metric.lower ? Math.log10(dense) : scale() * dense, yanchor: "bottom", yshift: 3, xanchor: "right", showarrow: false, text: `dense ${said(dense)}`, font: { color: css("--soft"), size: 12 } }];
     const last = Math.max(...here().groups.map((g) => 100 * g.sparsity));
     if (traces.length && dense !== null) traces.push({ name: "dense", mode: "markers", x: [last], y: [scale() * dense], marker: { opacity: 0, size: 9 }, hoverinfo: "skip" });  // so that the axis reaches it
-    draw("accuracy", traces, { xaxis: zeros(), yaxis: merit(traces), shapes: lines, annotations: notes });
+    draw("accuracy", traces, { xaxis: zeros(), yaxis: axis, shapes: lines, annotations: notes });
+  }
+  // Networks that only guess would press all others together: where those need less than two fifths of the axis, it ends below them.
+  function clipped() {
+    const known = has(here().groups, "quality"), { lower, percent: share } = here().metric, put = (y) => (lower ? Math.log10(y) : y);
+    const able = known.filter((g) => g.able), ends = (groups) => [...groups.map((g) => put(quality(g))), put(scale() * here().dense)];
+    const [low, high] = [Math.min(...ends(able)), Math.max(...ends(able))], all = Math.max(...ends(known)) - Math.min(...ends(known));
+    if (here().dense === null || able.length < 2 || able.length === known.length || high - low > 0.4 * all) return null;
+    const room = 0.12 * (high - low) || 0.02 * all, range = [low - room, share ? Math.min(100, high + room) : high + room];
+    const count = known.filter((g) => (lower ? put(quality(g)) > range[1] : quality(g) < range[0])).length;
+    return count ? { count, axis: lower ? { range: range.reverse(), ...logarithmic([{ y: able.map(quality).concat(here().dense) }], "y") } : { range } } : null;
   }
 
   function pareto() {
@@ -162,16 +178,19 @@
       const known = timed(groups).filter((g) => g.able);
       return known.length ? [{
         name: method, mode: "markers", cliponaxis: false, x: known.map((g) => g.faster), y: known.map(told),
-        error_x: { type: "data", array: known.map((g) => spread(g, g.integers ? "speedup_integers" : "speedup") || 0), thickness: 1, width: 0, color: mix(look.color, 0.45) },
-        error_y: { type: "data", array: known.map((g) => scale() * (spread(g, "quality") || 0)), thickness: 1, width: 0, color: mix(look.color, 0.45) },
-        marker: { color: look.color, symbol: look.symbol, size: 9 }, customdata: known.map((g) => [100 * g.sparsity, said(g.told), g.integers ? "in integers" : "in float32"]),
+        error_x: bars(known, (g) => (g.integers ? "speedup_integers" : "speedup"), 1, { thickness: 1, width: 0, color: mix(look.color, 0.45) }),
+        error_y: bars(known, (g) => (g.integers && g.values.quality_integers ? "quality_integers" : "quality"), scale(), { thickness: 1, width: 0, color: mix(look.color, 0.45) }),
+        marker: marker(look), customdata: known.map((g) => [100 * g.sparsity, said(g.told), g.integers ? "in integers" : "in float32"]),
         hovertemplate: "<b>" + method + "</b>, %{customdata[0]:.4g} % zeros<br>%{x:.2f} times faster %{customdata[2]}<br>%{customdata[1]}<extra></extra>",
       }] : [];
     }));
-    if (traces.length) traces.push(...here().rivals.map((one) => ({
-      name: one.name, mode: "markers+text", text: [one.name], textposition: one.name === "dense float32" ? "bottom center" : "top center", cliponaxis: false, textfont: { color: css("--soft"), size: 12 }, x: [one.faster], y: [scale() * one.quality],
+    const near = (one) => Math.abs(one.faster - 1) < 0.2 * Math.max(...skilled.map((g) => g.faster)), side = (one) => (one.name === "dense float32" ? "bottom center" : one.name === "dense int8" && near(one) ? `top ${one.faster < 1 ? "left" : "right"}` : "top center");
+    if (traces.length) traces.push(...here().rivals.flatMap((one) => [{
+      name: one.name, mode: "markers", cliponaxis: false, x: [one.faster], y: [scale() * one.quality],
       marker: { symbol: "cross-thin", size: 12, line: { width: 2.5, color: css("--ink") } }, hovertemplate: `<b>${one.name}</b>, %{x:.2f} times faster<br>${said(one.quality)}<extra></extra>`,
-    })));
+    }, {  // its name, clear of the ring
+      mode: "markers+text", text: [narrow() ? one.name.replace("dense ", "") : one.name], textposition: side(one), cliponaxis: false, textfont: { color: css("--soft"), size: 12 }, x: [one.faster], y: [scale() * one.quality], marker: { size: 20, opacity: 0 }, hoverinfo: "skip",
+    }]));
     const guessing = timed(here().groups).length - skilled.length;
     find("#how-pareto").textContent = `Up and to the right is better, in the kernels that are faster (float32 or integers). Crosses are dense networks. Rings mark what nothing beats in both; the line joins them.${guessing ? ` Not shown: ${guessing === 1 ? "1 network that is" : `${guessing} networks that are`} closer to guessing than to the dense one.` : ""}`;
     draw("pareto", traces, { xaxis: { title: title(`times faster than dense${here().rivals.length > 1 ? " in torch" : ""}`), rangemode: "tozero" }, yaxis: merit(traces) });
@@ -183,21 +202,21 @@
       const known = has(groups, "mac_kept", "mac_dense", "speedup");
       return known.length ? [{
         name: method, mode: "lines+markers", x: known.map((g) => value(g, "mac_dense") / value(g, "mac_kept")), y: known.map((g) => value(g, "speedup")),
-        line: { color: look.color, width: 1.6, dash: look.dash }, marker: { color: look.color, symbol: look.symbol, size: 9 }, customdata: known.map((g) => 100 * g.sparsity),
-        hovertemplate: "<b>" + method + "</b>, %{customdata:.4g} % zeros<br>%{x:.2f} times fewer multiply-adds<br>%{y:.2f} times faster<extra></extra>",
+        line: { color: look.color, width: 1.6, dash: look.dash }, marker: marker(look), customdata: known.map((g) => 100 * g.sparsity),
+        hovertemplate: "<b>" + method + "</b>, %{customdata:.4g} % zeros<br>%{x:.2f} times fewer multiply-adds<br>%{y:.2f} times faster in float32<extra></extra>",
       }] : [];
     });
-    if (traces.length) traces.push({ name: "ideal", mode: "lines+text", text: ["", "ideal"], textposition: "middle left", textfont: { color: css("--soft"), size: 12 }, x: [1, most], y: [1, most], line: { color: css("--soft"), dash: "dash", width: 1.4 }, hoverinfo: "skip" });
-    draw("macs", traces, { xaxis: { title: title("times fewer multiply-adds"), ...logarithmic(traces, "x") }, yaxis: { title: title("times faster"), ...logarithmic(traces, "y") } });
+    if (traces.length) traces.unshift({ name: "ideal", mode: "lines+text", text: ["", "ideal"], textposition: "middle left", textfont: { color: css("--soft"), size: 12 }, x: [1, most], y: [1, most], line: wide(), hoverinfo: "skip" });
+    draw("macs", traces, { xaxis: { title: title("times fewer multiply-adds"), ...logarithmic(traces, "x") }, yaxis: { title: title("times faster than torch, in float32"), ...logarithmic(traces, "y") } });
   }
 
   function certificate() {
+    const proved = has(here().groups, "bound").length, most = has(here().groups, "held_out_bound").length;
     const traces = byMethod((method, groups, look) => {
-      const known = has(groups, "bound");
-      const told = has(groups, "held_out_bound");
+      const known = has(groups, "bound"), told = has(groups, "held_out_bound");
       const typical = told.length ? [{
         name: method, legendgroup: method, showlegend: !known.length, mode: "lines+markers", x: told.map((g) => 100 * g.sparsity), y: told.map((g) => value(g, "held_out_bound")),
-        line: { color: look.color, width: 1.2, dash: "dot" }, marker: { color: look.color, symbol: look.symbol, size: 5 }, customdata: told.map((g) => 100 * value(g, "held_out_probability")),
+        line: { color: look.color, width: proved ? 1 : 2, dash: look.dash }, marker: marker(look, proved ? 6 : 11), customdata: told.map((g) => 100 * value(g, "held_out_probability")),
         hovertemplate: "<b>" + method + "</b>, %{x:.4g} % zeros<br>with 95 % confidence at most %{customdata:.2g} %<br>of inputs move the output by more than %{y:.4g}<extra></extra>",
       }] : [];
       if (!known.length) return typical;
@@ -205,32 +224,29 @@
       const attained = known.filter((g) => value(g, "attained") > 0);
       return [...typical, {
         name: method, legendgroup: method, mode: "lines+markers", x, y: known.map((g) => value(g, "bound")),
-        error_y: { type: "data", array: known.map((g) => spread(g, "bound") || 0), thickness: 1.2, width: 3 },
-        line: { color: look.color, width: 2, dash: look.dash }, marker: { color: look.color, symbol: look.shape, size: 9 },
+        error_y: bars(known, () => "bound", 1, { thickness: 1.2, width: 3, color: look.color }), line: { color: look.color, width: 2.6, dash: look.dash }, marker: marker(look),
         hovertemplate: "<b>" + method + "</b>, %{x:.4g} % zeros<br>certified: at most %{y:.4g}<extra></extra>",
       }, {
         name: method, legendgroup: method, showlegend: false, mode: "markers", x: attained.map((g) => 100 * g.sparsity), y: attained.map((g) => value(g, "attained")),
-        marker: { color: look.color, symbol: look.shape + "-open", size: 9, line: { width: 2 } },
+        marker: { color: look.color, symbol: "line-ew-open", size: 16, line: { width: 2.5 } },
         hovertemplate: "<b>" + method + "</b>, %{x:.4g} % zeros<br>attained %{y:.4g}<extra></extra>",
       }];
     });
     find("#guarantee").hidden = !traces.length;
     all('nav a[href="#guarantee"]').forEach((link) => { link.hidden = !traces.length; });
-    const proved = has(here().groups, "bound").length, most = has(here().groups, "held_out_bound").length;
     find("#how-certificate").textContent = [
-      proved ? "Filled: no input near the test points moves the outputs by more; proved. Open: an input there that moves them by so much; the truth lies between." : "",
-      most ? `${proved ? "Small, dotted: nearly" : "Nearly"} all inputs like the held-out ones move the outputs by less, with 95 % confidence.` : "",
+      proved ? "Large, on thick lines: no input near the test points moves the outputs by more; proved. Ticks: an input there that moves them by so much; the truth lies between." : "",
+      most ? `${proved ? "Small, on thin lines: nearly" : "Nearly"} all inputs like the held-out ones move the outputs by less, with 95 % confidence.` : "",
     ].filter(Boolean).join(" ");
     draw("certificate", traces, { xaxis: zeros(), yaxis: { title: title("change of the outputs, 2-norm"), ...logarithmic(traces, "y") } });
   }
 
   function energy() {
     const traces = byMethod((method, groups, look) => {
-      const known = has(groups, "energy_removed");
-      const told = has(groups, "energy_predicted");
+      const known = has(groups, "energy_removed"), told = has(groups, "energy_predicted");
       const x = (list) => list.map((g) => 100 * (value(g, "realised_sparsity") ?? g.sparsity));
       const found = known.length ? [{
-        name: method, legendgroup: method, mode: "markers", x: x(known), y: known.map((g) => 100 * value(g, "energy_removed")), marker: { color: look.color, symbol: look.symbol, size: 9 },
+        name: method, legendgroup: method, mode: "markers", x: x(known), y: known.map((g) => 100 * value(g, "energy_removed")), marker: marker(look),
         hovertemplate: "<b>" + method + "</b>, %{x:.4g} % zeros<br>%{y:.2f} % of the energy removed<extra></extra>",
       }] : [];
       if (told.length) found.push({
@@ -245,12 +261,12 @@
 
   function kernel(chosen) {
     const peers = here().groups.filter((g) => g.sparsity === chosen.sparsity && g.eigenvalues.length && seen(here().methods.indexOf(g.method)));
-    const line = (name, values, look, wide) => ({
-      name, mode: "lines+markers", x: values.map((_, place) => place + 1), y: values.map((v) => Math.max(v, 1e-12)), line: { color: look.color, width: wide, dash: look.dash },
-      marker: { color: look.color, symbol: look.symbol, size: 6 }, hovertemplate: "<b>" + name + "</b><br>eigenvalue %{x}: %{y:.4g}<extra></extra>",
+    const line = (name, values, look, more) => ({
+      name, mode: "lines+markers", x: values.map((_, place) => place + 1), y: values.map((v) => Math.max(v, 1e-12)), line: { color: look.color, width: 2, dash: look.dash }, marker: marker(look, 6), ...more,
+      hovertemplate: "<b>" + name + "</b><br>eigenvalue %{x}: %{y:.4g}<extra></extra>",
     });
-    const traces = peers.map((g) => line(g.method, g.eigenvalues, style(here().methods.indexOf(g.method)), 2));
-    if (traces.length && here().eigenvalues.length) traces.unshift(line("dense, dotted", here().eigenvalues, { color: css("--ink"), symbol: "circle-open", dash: "dot" }, 1.6));
+    const traces = peers.map((g) => line(g.method, g.eigenvalues, style(here().methods.indexOf(g.method))));
+    if (traces.length && here().eigenvalues.length) traces.unshift(line("dense", here().eigenvalues, style(0), { mode: "lines", line: wide(), marker: {} }));
     draw("kernel", traces, { xaxis: { title: title("eigenvalue, largest first") }, yaxis: { title: title("value"), type: "log", dtick: 1, exponentformat: "power" } });
   }
 
@@ -273,7 +289,7 @@
     find("#how-layers").textContent = Object.keys(words).filter(shown).map((name) => words[name]).join(" ");
     head.replaceChildren(element("tr", {}, [element("th", { scope: "col" }, ["layer"]), ...columns.map(([name]) => element("th", { scope: "col" }, [name]))]));
     body.replaceChildren(...chosen.layers.map((row) => {
-      const name = element("td", {}, [row.name.replace(/\.weight$/, ""), element("small", {}, [row.shape.join(" × ")])]);
+      const name = element("td", {}, [...breakable(row.name.replace(/\.weight$/, "")), element("small", {}, [row.shape.join(" × ")])]);
       return element("tr", {}, [name, ...columns.map(([, measure, say, mark, full]) => {
         const amount = measure(row);
         if (amount === null || amount === undefined) return element("td", {}, ["–"]);
@@ -294,13 +310,16 @@
     if (place.nextElementSibling?.classList.contains("more")) place.nextElementSibling.remove();
     rest.forEach((item) => { item.hidden = !box.dataset.open; });
     if (!rest.length || box.dataset.open) return;
-    const button = element("button", { type: "button", class: "button more" }, [`Show all ${items.length}`]);
-    button.addEventListener("click", () => { box.dataset.open = "yes"; rest.forEach((item) => { item.hidden = false; }); button.remove(); });
-    place.after(button);
+    const button = element("button", { type: "button", class: "button" }, [`Show all ${items.length}`]);
+    const more = element("div", { class: "more" }, [button, element("p", {}, [`and ${rest.length} more layer${rest.length > 1 ? "s" : ""}`])]);  // on paper nobody presses
+    button.addEventListener("click", () => { box.dataset.open = "yes"; rest.forEach((item) => { item.hidden = false; }); more.remove(); });
+    place.after(more);
   }
 
-  function element(tag, attributes, children) {
-    const made = document.createElement(tag);
+  // Long names break after dots and underscores, not inside words.
+  const breakable = (name) => name.split(/(?<=[._])(?=[^._])/).flatMap((part, place) => (place ? [element("wbr", {}, []), part] : [part]));
+
+  function element(tag, attributes, children, made = document.createElement(tag)) {
     for (const [name, text] of Object.entries(attributes)) made.setAttribute(name, text);
     made.append(...children);
     return made;
@@ -316,7 +335,7 @@
       if (bytes[place >> 3] & (128 >> (place & 7))) { kept++; pen.fillRect(place % mask.columns, Math.floor(place / mask.columns), 1, 1); }
     }
     canvas.setAttribute("aria-label", `Mask, ${caption}: ${kept} of ${mask.rows * mask.columns} weights of this corner stay`);
-    return element("div", {}, [canvas, element("p", {}, [caption])]);
+    return element("div", {}, [canvas, element("p", {}, breakable(caption))]);
   }
 
   function masks(chosen) {
@@ -354,10 +373,7 @@
     find("#examples-card").hidden = !chosen.examples.length;
   }
 
-  function chosenGroup() {
-    const select = find(`#group-${panel}`);
-    return here().groups[select ? +select.value : 0];
-  }
+  const chosenGroup = () => here().groups[+(find(`#group-${panel}`)?.value ?? 0)];
 
   function detail() {
     const chosen = chosenGroup();
@@ -366,9 +382,7 @@
   }
 
   function redraw() { if (data.panels.length) render(); }
-
   function pictures() { accuracy(); pareto(); macs(); certificate(); energy(); kernel(chosenGroup()); }
-
   function render() { legend(); accuracy(); pareto(); macs(); certificate(); energy(); detail(); }
 
   // ---------------------------------------------------------------------------------------------------------- table
@@ -411,17 +425,13 @@
     all(".panel").forEach((part) => { part.hidden = part.dataset.panel !== String(panel); });
     render(); filter();
   });
-  const dark = matchMedia("(prefers-color-scheme: dark)");
-  find("#theme").addEventListener("click", () => {
-    const now = root.dataset.theme || (dark.matches ? "dark" : "light");
-    root.dataset.theme = now === "dark" ? "light" : "dark";
-    redraw();
-  });
+  const dark = matchMedia("(prefers-color-scheme: dark)"), now = () => root.dataset.theme || (dark.matches ? "dark" : "light");
+  find("#theme").addEventListener("click", () => { root.dataset.theme = now() === "dark" ? "light" : "dark"; redraw(); });
   dark.addEventListener("change", () => { if (!printing) redraw(); });
-  let wide = window.innerWidth, timer = 0;
+  let width = window.innerWidth, timer = 0;
   window.addEventListener("resize", () => {
-    if (printing || window.innerWidth === wide) return;
-    wide = window.innerWidth;
+    if (printing || window.innerWidth === width) return;
+    width = window.innerWidth;
     clearTimeout(timer);
     timer = setTimeout(redraw, 120);
   });
@@ -433,7 +443,7 @@
   all(".numbers .groups td.text").forEach((cell) => {
     const mine = data.panels[+cell.closest(".panel").dataset.panel];
     const look = looks(mine, mine.methods.indexOf(cell.textContent));
-    cell.prepend(element("span", { class: look.filling.includes("open") ? "dot open" : "dot", style: `--dot:var(--c${look.place})` }, []));
+    cell.prepend(swatch(look, `var(--c${look.place})`, false));
   });
   if (data.panels.length) { render(); filter(); }
   root.dataset.ready = "yes";

@@ -16,7 +16,7 @@ from typing import Any
 from prunus.errors import BadInput
 from prunus.report import svg, words
 from prunus.report.again import grids
-from prunus.report.facts import Panel, panels, payload
+from prunus.report.facts import Panel, own_module, panels, payload, plain_name
 from prunus.report.metrics import percent
 from prunus.report.table import columns, dense_rows, rows, size
 from prunus.storage import write
@@ -76,6 +76,7 @@ def render(store: Store, title: str = "") -> str:
     environment = Environment(loader=FileSystemLoader(HERE), autoescape=True, trim_blocks=True, lstrip_blocks=True)
     environment.filters["percent"] = percent
     environment.filters["unbroken"] = _unbroken
+    environment.filters["breakable"] = svg.breakable
     shown = [_panel(panel) for panel in found]
     failed = [result for result in results if result.status == "failed"]
     return environment.get_template("page.html").render(
@@ -89,6 +90,7 @@ def render(store: Store, title: str = "") -> str:
         script=(HERE / "page.js").read_text("utf8"),
         plotly=(HERE / "plotly-basic.min.js").read_text("utf8"),
         commands=grids(results),
+        modules=_modules(results),
         versions=next((result.record["versions"] for result in results if result.record.get("versions")), {}),
         settings=_certified(results),
         timed=_timed(results),
@@ -102,6 +104,13 @@ def _certified(results: Sequence[Result]) -> Mapping[str, Any]:
     """The settings that the page's last lines name: those of a cell with a certificate, where there is one."""
     ordered = sorted(results, key=lambda result: result.record.get("bound") is None)
     return ordered[0].config["settings"] if ordered else {}
+
+
+def _modules(results: Sequence[Result]) -> list[str]:
+    """Modules of the user that models, data sets, scores or metrics are from."""
+    named = [result.config.get(axis, "") for result in results for axis in ("model", "data", "score")]
+    named += [result.config["settings"].get("metric", "") for result in results]
+    return sorted({own_module(str(name)) for name in named} - {""})
 
 
 def _timed(results: Sequence[Result]) -> str:
@@ -122,7 +131,7 @@ def _unbroken(text: str) -> str:
 def _title(found: Sequence[Panel]) -> str:
     if not found:
         return "The papers, side by side"
-    names = list(dict.fromkeys(panel.network for panel in found))
+    names = list(dict.fromkeys(plain_name(panel.network) for panel in found))
     return f"{names[0]}, pruned" if len(names) == 1 else f"{len(names)} networks, pruned"
 
 
@@ -144,6 +153,7 @@ def _panel(panel: Panel) -> dict[str, Any]:
         "peers": _peers(panel),
         "batches": _batches(panel),
         "metric": panel.metric.name,
+        "kernels": panel.kernels,
         "has_examples": any(group.results[0].record.get("examples") for group in panel.groups),
         "has_kernel": any(group.results[0].record.get("kernel") for group in panel.groups),
     }
@@ -156,7 +166,7 @@ def _cards(panel: Panel) -> list[tuple[str, str, str]]:
     if group is None or told is None:
         return []
     metric, cards = panel.metric, []
-    agreement, proved, bound = group.mean("agreement"), group.mean("labels_proved"), group.mean("bound")
+    agreement, proved, bound = group.agreement, group.mean("labels_proved"), group.mean("bound")
     if agreement is not None:
         beside = words.asked(group) if proved is None else f"proved for {percent(proved, 0)} of test points"
         cards.append(("same answer", percent(agreement), beside))
@@ -166,7 +176,7 @@ def _cards(panel: Panel) -> list[tuple[str, str, str]]:
     beside = f"dense {metric.show(panel.dense or 0)}" + ("" if other is None else f", int8 {metric.show(other)}")
     if told.deviation is not None:
         beside = f"± {metric.show(told.deviation)} over {told.count} seeds; {beside}"
-    cards.append((metric.name, metric.show(told.value), beside))
+    cards.append((metric.name + words.kernels_of(panel, group), metric.show(told.value), beside))
     if group.faster is not None:
         before, rival = group.mean("time_dense_us") or 0, group.mean("faster_than_dense")
         took = f"{_time(before / group.faster)}, dense in torch {_time(before)}"
@@ -192,7 +202,7 @@ def _two(group: SeedGroup, column: str) -> str:
 
 
 def _times(ratio: float) -> str:
-    return f"{ratio:.1f} ×" if ratio >= 0.95 else f"{ratio:.2f} ×"
+    return f"{ratio:.1f} ×" if ratio >= 1.05 else f"{ratio:.2f} ×"
 
 
 def _peers(panel: Panel) -> tuple[list[int], list[tuple[str, list[str], str]]]:
@@ -205,6 +215,7 @@ def _peers(panel: Panel) -> tuple[list[int], list[tuple[str, list[str], str]]]:
     shown = []
     for name, cells in engines.items():
         faster = [f"{cells[batch]['faster']:.2f} ×" if batch in cells else "–" for batch in batches]
+        name = name.replace("int8, ", "int8 dynamic, ")  # beside "int8 static"
         shown.append((name, faster, f"{100 * max(cell['error'] for cell in cells.values()):.1f} %"))
     return batches, shown
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
@@ -55,6 +56,11 @@ def verdict(row: Mapping[str, Any]) -> str:
         return f"like independent random values: norm {row['norm']:.2f}, {ratio:.2f} times that of such values"
     why = "its mean alone explains more" if row["mean_norm"] > row["bulk_norm"] else "it has a strong direction"
     return f"not independent random values: norm {row['norm']:.2f}, {ratio:.1f} times that of such values ({why})"
+
+
+def breakable(name: str) -> str:
+    """The name of a layer with places after dots and underscores where a line may break, and nowhere else."""
+    return re.sub(r"([._]+)(?=.)", r"\1<wbr>", escape(name))
 
 
 def histograms(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

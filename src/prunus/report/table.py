@@ -14,8 +14,8 @@ TABLE = (
     ("method", "method", "how the weights to drop were chosen, and their pattern"),
     ("sparsity", "zeros", "fraction of zeros that was asked for; of a smaller network, of multiply-adds removed"),
     ("quality", "quality", "on the test set; mean and standard deviation over seeds"),
-    ("lost", "lost", "how much worse than the dense network"),
     ("integers", "in integers", "the same with integer products"),
+    ("lost", "lost", "how much worse than the dense network, in the kernels whose speed is told"),
     (
         "agreement",
         "same answer",
@@ -40,9 +40,14 @@ _NONE: tuple[str, None] = ("–", None)
 
 
 def columns(found: Sequence[Row]) -> list[tuple[str, str, str]]:
-    """The columns that any row fills; the speed beside torch only where nothing faster was timed."""
+    """The columns that any row fills; the speed beside torch only where nothing faster was timed.
+
+    Where qualities in integers stand beside those in float32, the names say which is which.
+    """
     filled = [column for column in TABLE if any(row[column[0]][1] is not None for row in found)]
     names = [column[0] for column in filled]
+    if "integers" in names:
+        filled = [(key, "in float32" if key == "quality" else name, about) for key, name, about in filled]
     return [column for column in filled if column[0] != "speedup" or "float32" not in names]
 
 
@@ -57,7 +62,11 @@ def dense_rows(panel: Panel) -> list[Row]:
     for rival in panel.rivals:
         row: Row = dict.fromkeys((column[0] for column in TABLE), _NONE)
         row |= {"method": (_called(rival.name), rival.name), "sparsity": ("0\u00a0%", 0.0)}
-        row |= {"quality": (panel.metric.show(rival.quality), rival.quality), "speedup": times(rival.faster)}
+        whole = "integers" if panel.kernels and rival.name == "dense int8" else "quality"
+        row |= {whole: (panel.metric.show(rival.quality), rival.quality), "speedup": times(rival.faster)}
+        if panel.dense is not None:
+            lost = panel.below(rival.quality, panel.dense)
+            row["lost"] = (panel.metric.show_lost(lost), lost)
         for key, other in (("float32", "dense float32"), ("int8", "dense int8")):
             beside = next((one for one in panel.rivals if one.name == other), None)
             if beside is not None:
@@ -72,7 +81,7 @@ def _called(name: str) -> str:
 
 def _row(panel: Panel, group: SeedGroup) -> Row:
     metric, quality = panel.metric, group.means.get("quality")
-    lost, integers = metric.lost(group), group.mean("quality_integers")
+    lost, integers = panel.lost(group), group.means.get("quality_integers")
     smaller, disk = words.size_of(group)
     memory, seconds, energy = (group.mean(name) for name in ("bytes_memory", "making_seconds", "energy_removed"))
     title, plain = panel.title(group), ("bound", "attained", "held_out_bound", "kernel_condition")
@@ -81,7 +90,7 @@ def _row(panel: Panel, group: SeedGroup) -> Row:
         "sparsity": (percent(group.sparsity, 0), group.sparsity),
         "quality": _NONE if quality is None else (metric.spread(quality), quality.value),
         "lost": _NONE if lost is None else (metric.show_lost(lost), lost),
-        "integers": _NONE if integers is None else (metric.show(integers), integers),
+        "integers": _NONE if integers is None else (metric.spread(integers), integers.value),
         "agreement": _agreement(group),
         "labels": _share(group.mean("labels_proved"), 0),
         "int8": times(group.mean("faster_than_int8"), group.mean("faster_than_int8_second")),
@@ -102,10 +111,8 @@ def _row(panel: Panel, group: SeedGroup) -> Row:
 
 def _agreement(group: SeedGroup) -> tuple[str, float | None]:
     """97.6 % (≥ 96.1), the second with 95 % confidence for all such inputs, where that can be said."""
-    share, lows = group.mean("agreement"), [result.record.get("agreement_low") for result in group.results]
-    shown, value = _share(share, 1)
-    known = [low for low in lows if low is not None]
-    return (f"{shown} (≥\u00a0{100 * min(known):.1f})" if known and share is not None else shown), value
+    (shown, value), low = _share(group.agreement, 1), group.agreement_low
+    return (f"{shown} (≥\u00a0{100 * low:.1f})" if low is not None and value is not None else shown), value
 
 
 def times(ratio: float | None, second: float | None = None) -> tuple[str, float | None]:

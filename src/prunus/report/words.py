@@ -13,6 +13,8 @@ from prunus.study.groups import SeedGroup
 
 _NOISE = 0.05
 """What two measurements of the same gain may differ by."""
+_ALIKE = (0.95, 1.05)
+"""Times as fast: between these nobody is faster."""
 
 
 def number(value: float) -> str:
@@ -28,11 +30,11 @@ def best(panel: Panel) -> SeedGroup | None:
     if not known:
         return None
     for loss in panel.metric.close if panel.dense is not None else ():
-        close = [group for group in known if (lost := panel.metric.lost(group)) is not None and lost <= loss]
+        close = [group for group in known if (lost := panel.lost(group)) is not None and lost <= loss]
         if close:
             gains = [(group.faster or 1.0) * (group.smaller or 1.0) for group in close]
             alike = [group for group, gain in zip(close, gains) if gain >= (1 - _NOISE) * max(gains)]
-            return max(alike, key=lambda group: (group.mean("agreement") or 0, group.merit or 0, group.sparsity))
+            return max(alike, key=lambda group: (group.agreement or 0, group.merit or 0, group.sparsity))
     return max(known, key=lambda group: (group.merit or 0, group.sparsity))
 
 
@@ -54,13 +56,21 @@ def headline(panel: Panel) -> str:
 
 
 def kept(panel: Panel, group: SeedGroup) -> str:
-    """Keeps 91.2 ± 0.3 % accuracy (91.7 % dense, 91.6 % in int8)"""
+    """Keeps 91.2 ± 0.3 % accuracy in integers (91.7 % dense, 91.6 % in int8)"""
     metric, told, int8 = panel.metric, group.told, group.mean("quality_int8")
     assert told is not None
     shown = f"{metric.spread(told)} accuracy" if metric.percent else f"a {metric.name} of {metric.spread(told)}"
+    shown += kernels_of(panel, group)
     others = [] if panel.dense is None else [f"{metric.show(panel.dense)} dense"]
     others += [] if int8 is None else [f"{metric.show(int8)} in int8"]
     return f"{'keeps' if metric.percent else 'has'} {shown}" + (f" ({', '.join(others)})" if others else "")
+
+
+def kernels_of(panel: Panel, group: SeedGroup) -> str:
+    """Which kernels the told speed and quality are of, " in integers" or " in float32"; "" where there is one kind."""
+    if not panel.kernels:
+        return ""
+    return " in integers" if group.integers and group.mean("quality_integers") is not None else " in float32"
 
 
 def speeds(group: SeedGroup) -> list[str]:
@@ -74,21 +84,30 @@ def speeds(group: SeedGroup) -> list[str]:
     for name, ratio in (("dense int8", int8), ("the fastest dense float32 engine", float32)):
         if ratio is None:
             continue
-        beside = _second(group, "faster_than_int8" if ratio is int8 else "faster_than_dense")
-        if ratio < 0.95:
+        second = _second(group, "faster_than_int8" if ratio is int8 else "faster_than_dense")
+        if ratio < _ALIKE[0]:
+            beside = f" ({second})" if second else ""
             more.append(
                 f"{name[:1].upper()}{name[1:]} is faster: the pruned network has {ratio:.2f} of its speed{beside}."
             )
         elif not said and not more:
-            said = f"is {ratio:.1f} times as fast as {name}{beside}"
+            said = f"is {as_fast(ratio, name, second)}"
         else:
-            more.append(f"It is {ratio:.1f} times as fast as {name}{beside}.")
+            more.append(f"It is {as_fast(ratio, name, second)}.")
     return [said, *more]
 
 
+def as_fast(ratio: float, name: str, second: str = "") -> str:
+    """1.4 times as fast as dense int8 (1.2 at batch 8), or: about as fast as dense int8 (1.03, and 0.98 at batch 8)"""
+    if _ALIKE[0] <= ratio < _ALIKE[1]:
+        return f"about as fast as {name} ({ratio:.2f}{f', and {second}' if second else ''})"
+    return f"{ratio:.1f} times as fast as {name}" + (f" ({second})" if second else "")
+
+
 def _second(group: SeedGroup, column: str) -> str:
+    """1.2 at batch 8"""
     ratio, batch = group.mean(f"{column}_second"), group.results[0].config["settings"].get("second_batch")
-    return "" if ratio is None else f" ({ratio:.2g} at batch {batch})"
+    return "" if ratio is None else f"{ratio:.{1 if ratio >= _ALIKE[1] else 2}f} at batch {batch}"
 
 
 def size_of(group: SeedGroup) -> tuple[float | None, float]:
@@ -100,7 +119,7 @@ def size_of(group: SeedGroup) -> tuple[float | None, float]:
 
 def same_answers(group: SeedGroup) -> str:
     """Gives the same answer as the dense one on 98.7 % of held-out images; proved for 94 % of 100 test points, ..."""
-    agreement, proved = group.mean("agreement"), group.mean("labels_proved")
+    agreement, proved = group.agreement, group.mean("labels_proved")
     said = ""
     if agreement is not None:
         verb = {"perplexity": "chooses the same next token", "spearman": "finds the same nearest sentence"}
@@ -194,7 +213,7 @@ def _fall(panel: Panel) -> str:
     drop = _steepest(panel)
     if drop is None:
         return ""
-    before, after = (f"{panel.metric.show(g.mean('quality') or 0)} at {percent(g.sparsity, 0)}" for g in drop)
+    before, after = (f"{panel.metric.show(g.told.value if g.told else 0)} at {percent(g.sparsity, 0)}" for g in drop)
     return f"The steepest fall: {panel.title(drop[0])} from {before} zeros to {after}."
 
 
@@ -203,7 +222,7 @@ def _steepest(panel: Panel) -> tuple[SeedGroup, SeedGroup] | None:
     for method in panel.methods:
         groups = [group for group in panel.groups if panel.title(group) == method]
         for before, after in pairwise(groups):
-            losses = [panel.metric.lost(group) for group in (before, after)]
+            losses = [panel.lost(group) for group in (before, after)]
             fall = 0.0 if None in losses else (losses[1] or 0.0) - (losses[0] or 0.0)
             if fall > worst:
                 worst, pair = fall, (before, after)
@@ -213,7 +232,12 @@ def _steepest(panel: Panel) -> tuple[SeedGroup, SeedGroup] | None:
 def describe(panel: Panel) -> dict[str, str]:
     """Text alternatives of the pictures, by their name."""
     return {
-        "accuracy": _series(panel, f"{_title(panel)} against sparsity.", "quality", panel.metric.show),
+        "accuracy": _series(
+            panel,
+            f"{_title(panel)}{' in float32' if panel.kernels else ''} against sparsity.",
+            "quality",
+            panel.metric.show,
+        ),
         "pareto": _front(panel),
         "certificate": " ".join(
             (
@@ -222,7 +246,9 @@ def describe(panel: Panel) -> dict[str, str]:
             )
         ),
         "energy": _series(panel, "Share of weight energy removed, against sparsity.", "energy_removed", percent),
-        "macs": _series(panel, "Times faster than dense.", "speedup", lambda value: f"{value:.2f}"),
+        "macs": _series(
+            panel, "Times faster than dense in torch, in float32.", "speedup", lambda value: f"{value:.2f}"
+        ),
         "kernel": _series(panel, "Condition number of the tangent kernel.", "kernel_condition", number),
     }
 

@@ -27,7 +27,8 @@ class Settings:
         recalibrate: Batches from which batch-norm statistics are taken anew after pruning; 0 leaves them.
         finetune: Training after pruning, zeros held; 0ep leaves it out.
         finetune_lr: Learning rate of the fine-tune, and of the methods distil and gradual.
-        allocation: How the zeros are shared between layers: uniform, global, erk or lamp.
+        allocation: How the zeros are shared between layers: uniform, global, erk, lamp or damage. Only reconstruct
+            measures damage; with it, prune, distil, gradual and imp take uniform.
         exclude: Names or globs of layers that are never pruned.
         look: Training points given to a score that needs data.
         samples: Training points that the method reconstruct adjusts the weights on, without their labels.

@@ -48,7 +48,8 @@ class Schedule:
         cooldown: How long the rate stays at `cooldown_lr` at the end.
         cooldown_lr: The rate of the cooldown.
         by: "step" changes the rate of warm-up and cosine at every step; "epoch" after each epoch, as some papers do,
-            where the length (or the warm-up) is given in epochs.
+            where the length is given in epochs. A warm-up of one epoch, of a part of one, or in steps rises at every
+            step all the same, and the cosine falls with the next epoch.
 
     Example:
         >>> schedule = prunus.training.Schedule("step", milestones=("2ep",))
@@ -92,8 +93,9 @@ class Schedule:
         warm, cool = _steps(self.warmup, per_epoch), _steps(self.cooldown, per_epoch)
         unit = per_epoch if in_epochs and self.by == "epoch" else 1
         if step < warm:
-            each = unit if self.warmup.endswith("ep") else 1  # a warm-up in steps rises at every step
-            return lr * (step // each + 1) / max(1, math.ceil(warm / each))
+            whole = self.warmup.strip().endswith("ep") and warm > unit and warm % unit == 0
+            each = unit if whole else 1  # one epoch alone would have the full rate from the start
+            return lr * (step // each + 1) / (warm // each)
         if cool and step >= total - cool:
             return self.cooldown_lr
         if self.shape == "constant":
@@ -101,7 +103,7 @@ class Schedule:
         if self.shape == "step":
             marks = [_steps(text, per_epoch) for text in self.milestones] or [total // 2, 3 * total // 4]
             return lr * self.factor ** sum(step >= mark for mark in marks)
-        done, all_ = (step - warm) // unit, max(1, math.ceil((total - warm - cool) / unit))
+        done, all_ = step // unit - warm // unit, max(1, math.ceil((total - cool) / unit) - warm // unit)
         return 0.5 * lr * (1.0 + math.cos(math.pi * done / all_))
 
 
@@ -308,7 +310,8 @@ def _plain(value: Any) -> Any:
     if hasattr(value, "state_dict"):
         from prunus.storage import digest
 
-        return f"network {digest(value.state_dict())[:16]}"
+        tensors = {name: part for name, part in value.state_dict().items() if hasattr(part, "dtype")}
+        return f"network {digest(tensors)[:16]}"
     if isinstance(value, Mapping):
         return {name: dict(settings) for name, settings in value.items()}
     if callable(value):

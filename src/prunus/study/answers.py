@@ -1,4 +1,4 @@
-"""How often a pruned model of text gives the answer of the dense one: the next token, or the nearest text."""
+"""How often a pruned network gives the answer of the dense one: its label, the next token, or the nearest text."""
 
 from __future__ import annotations
 
@@ -10,14 +10,37 @@ from torch import Tensor, nn
 from prunus.adapters import batches, main_output
 from prunus.adapters import call as run
 from prunus.study.grid import Cell
+from prunus.study.networks import first_inputs, quick
+
+
+def same_answers(cell: Cell, dense: nn.Module, pruned: nn.Module, test: Any) -> dict[str, Any]:
+    """The share of answers that stay among the first `held_out` test samples.
+
+    For labels there is a bound for all such inputs too, with 95 % confidence (ledger P-28). Metrics other than accuracy
+    and those of text have no such answers.
+    """
+    if cell.settings.metric != "accuracy":
+        return _texts(cell, dense, pruned, test)
+    from prunus.certificates import certify_statistically
+
+    points = first_inputs(test, cell.settings.held_out)
+    with quick(dense), quick(pruned):
+        found = certify_statistically(dense, pruned, points, confidence=0.95)
+    return {
+        "held_out_bound": found.bound,
+        "held_out_probability": found.probability,
+        "held_out_median": found.median,
+        "agreement": found.agreement,
+        "agreement_low": found.agreement_low,
+    }
 
 
 @torch.no_grad()
-def same_answers(cell: Cell, dense: nn.Module, pruned: nn.Module, test: Any) -> dict[str, Any]:
-    """The share of answers that stay among the first `held_out` test samples, and how many were asked for.
+def _texts(cell: Cell, dense: nn.Module, pruned: nn.Module, test: Any) -> dict[str, Any]:
+    """The share that stays, and how many answers were asked for.
 
     Positions of one text, and texts with common neighbours, are not independent: the share is what was seen, without
-    a statement on others. Metrics that are not of text have no such answers.
+    a statement on others.
     """
     count, metric = min(cell.settings.held_out, len(test)), cell.settings.metric
     if metric == "perplexity":

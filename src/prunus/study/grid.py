@@ -34,6 +34,8 @@ _LATER_SETTINGS = (
     "optimizer",
 )
 """The same for settings; their default values do not change a key."""
+_SPREAD = ("prune", "gradual", "imp")
+"""Methods that spread their zeros by the setting `allocation` and cannot measure damage."""
 _ASIDE = ("data_dir", "keep")
 """Settings that say where things lie, and decide no result."""
 
@@ -148,7 +150,7 @@ class Grid:
     settings: Settings = field(default_factory=Settings)
 
     def __post_init__(self) -> None:
-        from prunus.pruning import patterns, scores
+        from prunus.pruning import allocations, patterns, scores
         from prunus.study import methods
 
         for axis in AXES:
@@ -164,6 +166,9 @@ class Grid:
             patterns.parse(name)
         for name in self.method:
             methods.parse(name)
+        known = (*allocations.names(), "damage")
+        if self.settings.allocation not in known:
+            raise UnknownName("allocation", self.settings.allocation, known)
         if not self.cells():
             raise BadInput(f"The grid has no cell that can run: {' '.join(self.left_out())}")
 
@@ -176,14 +181,22 @@ class Grid:
         for model, width, data, seed, method, score, pattern in product(*axes):
             if methods.misfit(method, pattern):
                 continue
-            chosen = methods.score_of(method, score)
+            chosen, settings = methods.score_of(method, score), self._settings(method)
             for sparsity in _sparsities(pattern, self.sparsity):
-                cell = Cell(model, float(width), data, chosen, pattern, sparsity, int(seed), self.settings, method)
+                cell = Cell(model, float(width), data, chosen, pattern, sparsity, int(seed), settings, method)
                 found[cell] = None
         return list(found)
 
+    def _settings(self, method: str) -> Settings:
+        """The settings of a method's cells: where it cannot measure damage, they say what it takes instead."""
+        from prunus.study import methods
+
+        if self.settings.allocation == "damage" and methods.parse(method)[0] in _SPREAD:
+            return dataclasses.replace(self.settings, allocation="uniform")
+        return self.settings
+
     def left_out(self) -> list[str]:
-        """What the grid does not run of what was asked for, one sentence each.
+        """What the grid does not run, or runs in another way, of what was asked for; one sentence each.
 
         Example:
             >>> Grid(model=("fc:64-32-10",), pattern=("2:4",), sparsity=(0.5, 0.9)).left_out()
@@ -204,6 +217,9 @@ class Grid:
             for method, pattern in product(self.method, self.pattern)
             if (reason := methods.misfit(method, pattern))
         ]
+        plain = [method for method in self.method if self._settings(method) != self.settings]
+        if plain:
+            found.append(f"Only reconstruct measures damage: the allocation is uniform for {', '.join(plain)}.")
         return found
 
     @classmethod

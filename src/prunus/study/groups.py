@@ -100,6 +100,21 @@ class SeedGroup:
         return (self.means.get("quality_integers") if self.integers else None) or self.means.get("quality")
 
     @property
+    def agreement(self) -> float | None:
+        """The share of answers that the network whose speed is reported has in common with the dense one."""
+        return self.mean(f"agreement{self._answering}")
+
+    @property
+    def agreement_low(self) -> float | None:
+        """What that share is at least for all such inputs, with 95 % confidence: the lowest of the seeds."""
+        lows = [result.record.get(f"agreement_low{self._answering}") for result in self.results]
+        return min((low for low in lows if low is not None), default=None)
+
+    @property
+    def _answering(self) -> str:
+        return "_integers" if self.integers and self.method != "shrink" else ""
+
+    @property
     def merit(self) -> float | None:
         """That quality, with its sign turned where less is better."""
         told = self.told

@@ -119,8 +119,7 @@ def run_cell(cell: Cell, weights: bytes, base: dict[str, Any], network: str | No
     if settings.labels and not made.smaller:
         _attempt(record, "proved labels", lambda: _labels(cell, dense, pruned, test, layers))
     if settings.held_out:
-        how = _statistic if settings.metric == "accuracy" else same_answers
-        _attempt(record, "statistical certificate", lambda: how(cell, dense, pruned, test))
+        _attempt(record, "statistical certificate", lambda: same_answers(cell, dense, pruned, test))
     if settings.kernel:
         _attempt(record, "kernel", lambda: _kernel(cell, base, pruned, test))
     if settings.compress:
@@ -260,22 +259,6 @@ def _totals(layers: list[dict[str, Any]]) -> dict[str, Any]:
         if all(row[name] is not None for row in layers):
             found[name] = sum(row[name] for row in layers)
     return found
-
-
-def _statistic(cell: Cell, dense: nn.Module, pruned: nn.Module, test: Any) -> dict[str, Any]:
-    """A bound for all inputs like the held-out points, with 95 % confidence (ledger P-28)."""
-    from prunus.certificates import certify_statistically
-
-    points = first_inputs(test, cell.settings.held_out)
-    with quick(dense), quick(pruned):
-        found = certify_statistically(dense, pruned, points, confidence=0.95)
-    return {
-        "held_out_bound": found.bound,
-        "held_out_probability": found.probability,
-        "held_out_median": found.median,
-        "agreement": found.agreement,
-        "agreement_low": found.agreement_low,
-    }
 
 
 def _certificate(

@@ -13,6 +13,8 @@ from prunus.study.store import Store
 def retime(cells: Sequence[Cell], store: Store, show: Callable[[Cell, float], None] | None = None) -> int:
     """Put fresh times in the place of those in the store; everything else stays. Returns how many cells were timed.
 
+    A study that was made before answers in integers were counted gets those too, from the networks it kept.
+
     Dense engines that a study has times of are timed again first, once for each dense network.
 
     What runs is the network that the study kept. Where it kept none, it is the dense network under masks of the cell's
@@ -30,7 +32,7 @@ def retime(cells: Sequence[Cell], store: Store, show: Callable[[Cell, float], No
             _time_engines(cell, store)
             fresh.add(cell.base)
         record: dict[str, Any] = {**result.record, "layers": [dict(layer) for layer in result.record["layers"]]}
-        record |= _times(cell, store, record["layers"]) | {"versions": versions()}
+        record |= _times(cell, store, record["layers"], "agreement_integers" not in record) | {"versions": versions()}
         store.add(cell, record, seconds=result.seconds)
         count += 1
         if show is not None:
@@ -57,17 +59,18 @@ def _weights(cell: Cell, store: Store) -> bytes:
         ) from None
 
 
-def _times(cell: Cell, store: Store, layers: list[dict[str, Any]]) -> dict[str, Any]:
+def _times(cell: Cell, store: Store, layers: list[dict[str, Any]], judge: bool) -> dict[str, Any]:
     from prunus.study import kept, measure, networks, speeds
 
     weights = _weights(cell, store)
     networks.settle(cell.seed)
     dense = networks.restored(cell, weights)
     file = store.path.parent / "networks" / f"{cell.key}.safetensors"
-    if file.is_file():
+    known = file.is_file()
+    if known:
         pruned = kept.made(cell, dense, str(file))[0].model
     else:
         pruned = measure.masks_of(cell, dense).apply_(networks.restored(cell, weights))
     base = store.bases().get(cell.base, {})
     test = networks.load(cell, "test")
-    return speeds.compressed(cell, base, dense, pruned, test, layers, judge=False)
+    return speeds.compressed(cell, base, dense, pruned, test, layers, judge=judge and known)

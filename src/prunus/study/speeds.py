@@ -16,12 +16,13 @@ from torch import Tensor, nn
 
 from prunus.errors import PrunusError
 from prunus.settings.study import Settings
+from prunus.study.answers import same_answers
 from prunus.study.grid import Cell
 from prunus.study.networks import call, first_inputs, load, measure_quality, stored_bytes
 from prunus.timing import clock_for, interleave, median, ratios
 
 ROUNDS, LEAST = 21, 1e-3
-_ENGINES = ("onnx", "onnx int8", "onnx int8 static", "openvino")
+_ENGINES = ("onnx", "onnx int8", "onnx int8 static", "openvino", "openvino int8", "torch int8")
 Inputs = Tensor | Mapping[str, Tensor]
 
 
@@ -37,7 +38,7 @@ def compressed(
 ) -> dict[str, Any]:
     """The packed network: its file, its time against the dense one, and the same layer by layer.
 
-    Without `judge`, the quality of the network in integers is not measured.
+    Without `judge`, the quality of the network in integers and the answers it keeps are not measured.
     """
     from prunus.sparse import compress, explain
 
@@ -56,7 +57,7 @@ def compressed(
         record["bytes_integers"] = stored_bytes(whole) - sum(row.dense_bytes - row.bytes for row in tables)
         record["bytes_memory"] = stored_bytes(models["_integers"])
         if judge:
-            record["quality_integers"] = measure_quality(settings.metric, models["_integers"], test)["quality"]
+            record |= _judged(cell, dense, models["_integers"], test)
     rows = {f"{row.layer}.weight": row for row in explain(fast)}
     for layer in layers:
         row = rows.get(layer["name"])
@@ -64,6 +65,15 @@ def compressed(
             layer |= {"format": row.format, "time_us": row.microseconds, "time_dense_us": row.dense_microseconds}
     record["packed_layers"] = sum(row.format != "dense" for row in rows.values())
     return record | _times(settings, base, dense, models, test)
+
+
+def _judged(cell: Cell, dense: nn.Module, rounded: nn.Module, test: Any) -> dict[str, Any]:
+    """Quality of the network in integers, and the share of answers that stay: its own, not those in float32."""
+    found = {"quality": measure_quality(cell.settings.metric, rounded, test)["quality"]}
+    if cell.settings.held_out:
+        answers = same_answers(cell, dense, rounded, test)
+        found |= {name: value for name, value in answers.items() if name.startswith("agreement")}
+    return {f"{name}_integers": value for name, value in found.items()}
 
 
 def shrunk(

@@ -46,6 +46,7 @@ MEASURED = (
     "held_out_bound",
     "held_out_probability",
     "agreement",
+    "agreement_integers",
     "labels_proved",
     "energy_removed",
     "energy_predicted",

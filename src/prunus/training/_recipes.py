@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
+import os
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -18,11 +19,15 @@ from typing import Any
 
 from torch import nn
 
-from prunus.contract import Masks
+from prunus.contract import Duration, Masks
 from prunus.errors import BadFile, BadInput, UnknownName
+from prunus.layers import require_module
 from prunus.settings.training import FitConfig
+from prunus.training._unchanged import unchanged_after
+from prunus.training.batches import Batches, isolated
 from prunus.training.distillation import DistilOptions, distil
 from prunus.training.loop import fit
+from prunus.training.objective import evaluate
 
 _FOLDER = Path(__file__).parent / "recipes"
 _OWN = {"folder", "resume", "progress", "callbacks", "tensorboard", "distill_from", "seed", "penalty", "layers"}
@@ -70,6 +75,16 @@ class Recipe:
     distil: Mapping[str, Any] = field(default_factory=dict)
     fit: Mapping[str, Any] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        for step in _steps():
+            settings = getattr(self, step)
+            if not isinstance(settings, Mapping):
+                raise BadInput(
+                    f"{step} of the recipe {self.name!r} is {settings!r}; give settings by name, as in "
+                    '{"samples": 512}.'
+                )
+            _check_names(self.name, step, settings)
+
     def replace(self, **changes: Any) -> Recipe:
         """A copy in which some settings of the reconstruction differ; None leaves one as it is.
 
@@ -107,7 +122,8 @@ class Recipe:
             The masks; `notes["steps"]` holds the losses of the training steps.
 
         Raises:
-            BadInput: A setting does not fit the model or the data; the model is unchanged if reconstruction fails.
+            BadInput: A setting does not fit the model or the data; labels and images are looked at first. After any
+                error, and after Ctrl-C, the model is as it was before.
 
         Example:
             >>> model = prunus.models.make("fc:64-64-10", seed=0)
@@ -118,7 +134,7 @@ class Recipe:
         """
         from prunus.recovery import ReconstructOptions, reconstruct
 
-        dense = copy.deepcopy(model).eval() if self.distil or self.fit else None
+        require_module(model)
         place = None if folder is None else Path(folder)
         step = dict(self.reconstruct)
         options = ReconstructOptions(
@@ -126,25 +142,64 @@ class Recipe:
             progress=progress,
             folder=None if place is None else place / "reconstruct",
         )
-        masks = reconstruct(model, step.pop("sparsity", 0.5), data, seed=seed, options=options, **step)
+        sparsity = step.pop("sparsity", 0.5)
+        own: dict[str, Any] = {"seed": seed, "progress": progress, "resume": place is not None}
+        lessons = [
+            _Lesson.of(name, settings, {**own, "folder": None if place is None else place / name})
+            for name, settings in (("distil", self.distil), ("fit", self.fit))
+            if settings
+        ]
         steps: dict[str, Any] = {}
-        for name, settings in (("distil", self.distil), ("fit", self.fit)):
-            if not settings:
-                continue
-            step = dict(settings)
-            length = step.pop("length", "1ep")
-            matched = DistilOptions(**_take(step, DistilOptions)) if name == "distil" else None
-            config = FitConfig(
-                **step, seed=seed, progress=progress, folder=None if place is None else place / name,
-                resume=place is not None,
-            )  # fmt: skip
-            assert dense is not None
-            if matched is not None:
-                history = distil(model, dense, data, length, masks, config, options=matched)
-            else:
-                history = fit(model, data, length, config.replace(distill_from=dense), masks=masks, test=test)
-            steps[name] = history.to_dicts()
+        if not lessons:  # nothing to take back: reconstruct changes the model only at its end
+            masks = reconstruct(model, sparsity, data, seed=seed, options=options, **step)
+            return Masks(masks, {**masks.notes, "recipe": self.name, "steps": steps})
+        dense = copy.deepcopy(model).eval()
+        if self.fit:
+            _require_trainable(self.name, dense, data, test, lessons[-1].config)
+        with unchanged_after(BaseException, model, dense):
+            masks = reconstruct(model, sparsity, data, seed=seed, options=options, **step)
+            for lesson in lessons:
+                steps[lesson.name] = lesson.learn(model, dense, data, test, masks)
         return Masks(masks, {**masks.notes, "recipe": self.name, "steps": steps})
+
+
+@dataclass(frozen=True)
+class _Lesson:
+    """A training step of a recipe, ready to run: `matched` is for a distillation."""
+
+    name: str
+    length: Duration
+    config: FitConfig
+    matched: DistilOptions | None
+
+    @classmethod
+    def of(cls, name: str, settings: Mapping[str, Any], own: Mapping[str, Any]) -> _Lesson:
+        step = dict(settings)
+        length = Duration.parse(step.pop("length", "1ep"))
+        matched = DistilOptions(**_take(step, DistilOptions)) if name == "distil" else None
+        return cls(name, length, FitConfig(**step, **own), matched)
+
+    def learn(self, model: nn.Module, dense: nn.Module, data: Any, test: Any, masks: Masks) -> list[dict[str, Any]]:
+        """Train the model with its zeros held; returns the losses."""
+        if self.matched is not None:
+            return distil(model, dense, data, self.length, masks, self.config, options=self.matched).to_dicts()
+        config = self.config.replace(distill_from=dense)
+        return fit(model, data, self.length, config, masks=masks, test=test).to_dicts()
+
+
+def _require_trainable(name: str, dense: nn.Module, data: Any, test: Any, config: FitConfig) -> None:
+    """Refuse data that `[fit]` cannot use, before the long reconstruction: they have no labels, or are no images."""
+    evaluate(dense, data, config.batch_size, config.loss, limit=1)
+    if test is not None:
+        evaluate(dense, test, config.batch_size, config.loss, limit=1)
+    try:
+        with isolated():
+            next(Batches(data, config.batch_size, config.seed, config.augment).from_step(0))
+    except BadInput as error:
+        raise BadInput(
+            f"The recipe {name!r} varies its images by augment = {config.augment!r}, which these data do not allow "
+            f"({str(error).rstrip('.')}): give images, or a recipe file of your own without augment."
+        ) from error
 
 
 def _take(step: dict[str, Any], kind: Any) -> dict[str, Any]:
@@ -176,11 +231,14 @@ def recipe(name: str | Path) -> Recipe:
     Raises:
         UnknownName: There is no recipe and no file of that name, or a setting is not known.
         BadFile: The file is no recipe.
+        BadInput: The name is neither a text nor a path.
 
     Example:
         >>> prunus.training.recipe("encoder").distil["optimizer"]
         'adamw'
     """
+    if not isinstance(name, (str, os.PathLike)):
+        raise BadInput(f"A recipe is named by a text or the path of a TOML file, not by {type(name).__name__}.")
     path = Path(name)
     if path.suffix != ".toml":
         path = _FOLDER / f"{name}.toml"

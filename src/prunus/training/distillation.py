@@ -16,8 +16,9 @@ from torch import Tensor, nn
 from prunus.adapters import Batch, as_batch, batches, call, main_output
 from prunus.contract import Duration, Masks
 from prunus.errors import BadInput
-from prunus.layers import prunable_weights, require_module
+from prunus.layers import as_globs, prunable_weights, require_module
 from prunus.settings.training import DISTILLING, FitConfig
+from prunus.training._unchanged import modes_kept, unchanged_after
 from prunus.training.batches import Prepared, check_finite, in_order, reader
 from prunus.training.history import History
 from prunus.training.loop import Run
@@ -48,6 +49,8 @@ class DistilOptions:
                 raise BadInput(f"The weight of {name} is {value!r}; it must be a number of at least 0.")
         if not self.outputs and not self.hidden:
             raise BadInput("There is nothing to learn: give outputs or hidden states a positive weight.")
+        if self.layers is not None:
+            object.__setattr__(self, "layers", as_globs(self.layers, "layers"))
 
 
 def distil(
@@ -65,8 +68,10 @@ def distil(
     Both run as in evaluation (no dropout, batch norms as they are), so the teacher's answers are the only source of
     change. With `masks` the zeros are held. With `config.folder` the run keeps checkpoints and can be resumed.
 
+    Hidden states are matched after blocks that run in both networks; a note in the history names those left out.
+
     Args:
-        student: the network to train.
+        student: the network to train. After an error it is as it was before; after Ctrl-C, as the last step left it.
         teacher: the original, of the same architecture, or wider and deeper where `prunus.shrink` made the student; it
             is not changed. Hidden states are matched where both have the same shape.
         data: anything that `prunus.adapters.batches` reads. A data set of samples is shuffled anew in every epoch; data
@@ -81,6 +86,7 @@ def distil(
 
     Raises:
         BadInput: if the networks differ in architecture or the data cannot be read.
+        RunFailed: if the loss or the weights are not finite any more.
 
     Example:
         >>> import copy, prunus, torch
@@ -91,16 +97,35 @@ def distil(
         >>> history[-1].loss < history[0].loss
         True
     """
-    config, options = (
-        config or DISTILLING,
-        options or DistilOptions(),
-    )
+    for name, given, kind in (
+        ("masks", masks, Masks),
+        ("config", config, FitConfig),
+        ("options", options, DistilOptions),
+    ):
+        if given is not None and not isinstance(given, kind):
+            raise BadInput(f"{name} must be {_SPELT[kind]}, not {type(given).__name__}.")
+    config, options = config or DISTILLING, options or DistilOptions()
     require_module(student)
     _require_alike(student, teacher)
+    with unchanged_after(Exception, student):
+        return _train(student, teacher, data, length, masks, config, options)
+
+
+_SPELT = {
+    Masks: "prunus.Masks, as prunus.prune and prunus.reconstruct return them",
+    FitConfig: "a prunus.training.FitConfig, as in FitConfig(lr=1e-3)",
+    DistilOptions: "prunus.training.DistilOptions, as in DistilOptions(hidden=0.5)",
+}
+
+
+def _train(
+    student: nn.Module, teacher: nn.Module, data: Any, length: str | Duration, masks: Masks | None, config: FitConfig,
+    options: DistilOptions,
+) -> History:  # fmt: skip
     if masks is None:
         masks = Masks.from_model(student) or None
     ready = _ready(data, config.batch_size)
-    names = _layers(student, ready, options)
+    names, left = _layers(student, teacher, ready, options)
     size = 1 if isinstance(ready, Prepared) else config.batch_size
     learn = _Matching(student, teacher, names, options, config.temperature)
     about = {"teacher": FitConfig(distill_from=teacher).record()["distill_from"], "matched": list(names)}
@@ -108,7 +133,16 @@ def distil(
     run = Run(
         student, ready, length, config.replace(batch_size=size), masks, about=about, learn=learn, in_training_mode=False
     )  # fmt: skip
-    return run.train()
+    history = run.train()
+    for name, parameter in student.named_parameters():
+        if not bool(torch.isfinite(parameter).all()):
+            run.fail(f"{name} holds values that are not finite")
+    if left:
+        history.notes.append(
+            f"Hidden states are not matched after {', '.join(left)}: student and teacher do not both run these modules "
+            "on the first samples, or they return no tensor."
+        )
+    return history
 
 
 def _require_alike(student: nn.Module, teacher: nn.Module) -> None:
@@ -149,19 +183,46 @@ def _ready(data: Any, size: int) -> Any:
     return Prepared(found)
 
 
-def _layers(student: nn.Module, data: Any, options: DistilOptions) -> tuple[str, ...]:
+def _layers(
+    student: nn.Module, teacher: nn.Module, data: Any, options: DistilOptions
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """(the modules whose outputs are matched, those left out: the first samples do not reach them in both networks)."""
     from prunus.recovery import blocks
 
     if not options.hidden:
-        return ()
+        return (), ()
+    first, _ = reader(data)(torch.arange(min(2, len(data))))  # type: ignore[misc]
+    device = next((parameter.device for parameter in student.parameters()), torch.device("cpu"))
+    batch, left = as_batch(first).to(device), []
     if options.layers is not None:
         known = dict(student.named_modules())
         for name in options.layers:
             if name not in known:
                 raise BadInput(f"The model has no module named {name!r} whose output could be matched.")
-        return tuple(options.layers)
-    first, _ = reader(data)(torch.arange(min(2, len(data))))  # type: ignore[misc]
-    return tuple(blocks(student, prunable_weights(student), as_batch(first)))
+        names = list(options.layers)
+    else:
+        weights = prunable_weights(student)
+        names = blocks(student, weights, batch, skip=True)
+        lost = {id(weight.module) for weight in weights.values()}
+        lost -= {id(module) for name in names for module in student.get_submodule(name).modules()}
+        left = [name for name, module in student.named_modules() if id(module) in lost]
+    own, theirs = _seen(student, names, batch), _seen(teacher, [_teachers_name(student, name) for name in names], batch)
+    both = tuple(name for name in names if not name or (name in own and _teachers_name(student, name) in theirs))
+    if not both and not options.outputs:
+        raise BadInput(
+            "No module whose output could be matched runs in both networks on the data: give outputs a positive weight."
+        )
+    return both, (*left, *(name for name in names if name not in both))
+
+
+def _seen(model: nn.Module, names: Sequence[str], batch: Batch) -> set[str]:
+    """Those of the named modules that run on the batch, as in evaluation, and return a tensor."""
+    known = dict(model.named_modules())
+    there = [name for name in names if name in known]
+    with modes_kept(model), torch.no_grad(), _outputs_of(model, there) as found:
+        model.eval()
+        call(model, batch)
+    return set(found)
 
 
 class _Matching:
@@ -175,14 +236,10 @@ class _Matching:
 
     def __call__(self, inputs: Any, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         batch = as_batch(inputs)
-        training = self.teacher.training
-        self.teacher.eval()
-        try:
-            theirs = [self.named[name] for name in self.names]
-            with torch.no_grad(), _outputs_of(self.teacher, theirs) as wanted:
-                target = call(self.teacher, batch)
-        finally:
-            self.teacher.train(training)
+        theirs = [self.named[name] for name in self.names]
+        with modes_kept(self.teacher), torch.no_grad(), _outputs_of(self.teacher, theirs) as wanted:
+            self.teacher.eval()
+            target = call(self.teacher, batch)
         with _outputs_of(self.student, self.names) as seen:
             output = call(self.student, batch)
         keep = batch.kwargs.get("attention_mask")

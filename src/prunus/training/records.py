@@ -55,6 +55,10 @@ class RunFolder:
     def checkpoints(self) -> Path:
         return self.folder / "checkpoints"
 
+    @property
+    def weights(self) -> Path:
+        return self.folder / "model.safetensors"
+
     def write(
         self,
         settings: Mapping[str, Any],
@@ -64,7 +68,7 @@ class RunFolder:
         masks: Masks | None = None,
     ) -> None:
         """Leave everything; the record last, so that a folder with a record is whole."""
-        save_weights(model, self.folder / "model.safetensors")
+        save_weights(model, self.weights)
         if masks is not None:
             masks.save(self.folder / "masks.safetensors")
         title = str(settings.get("model", "training"))
