@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tools.showcase import readme_table
+from tools.front import readme_table
 
 import prunus
 from support import only_when_proving
@@ -22,7 +22,7 @@ TEXT = (ROOT / "README.md").read_text("utf8")
 
 
 def test_the_table_is_what_was_measured() -> None:
-    """`python -m tools.showcase readme` writes it."""
+    """`python -m tools.front` writes it."""
     shown = TEXT.partition("<!-- four networks -->\n")[2].partition("<!-- end -->")[0].splitlines()
     assert shown == readme_table()
     assert len(shown) > 2

