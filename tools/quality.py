@@ -390,6 +390,7 @@ def efficientnet() -> Network:
         "(numbers 0, 4, 8, ...), judged on 500 (odd numbers)."
     )
     cells = [("unstructured", 0.5), ("balanced:16", 0.5), ("2:4", 0.5), ("unstructured", 0.75), ("balanced:16", 0.75)]
+    cells += [("unstructured", 0.9), ("balanced:16", 0.9)]
     # Every fourth of a thousand classes in order: half of the numbers in a row would hold animals alone.
     return Network(model, inputs[0::4], judge, cells, note, others, count=250, options=PHOTOGRAPHS)
 
