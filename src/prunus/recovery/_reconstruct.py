@@ -20,7 +20,7 @@ from prunus.pruning import allocations, find_masks, patterns
 from prunus.recovery._calibration import calibrate_on, head
 from prunus.recovery._copies import require_finite, take_over, working_copy
 from prunus.recovery._damage import Damage, around, damage, steps
-from prunus.recovery._descent import descend
+from prunus.recovery._descent import Descent
 from prunus.recovery._layer import LayerResult, rebuild
 from prunus.recovery._moments import Moments, Stage, measure, settle, trace
 from prunus.recovery._progress import LayerProgress, progress
@@ -294,6 +294,8 @@ class _Reconstruction:
         self.new = UnitWalk(self.work, units, self.calibration, memory)
         self.old.keep_all = self.new.keep_all = looks_back(self.dense, units, batch)
         self.new.counts = self.old.counts = counts
+        self.moving: dict[Tensor, Tensor] = {}
+        self.descent = Descent(self.old, self.new, self.moving, self.keeps, self.options)
         for number, unit in enumerate(units):
             inside = [stage for stage in stages if _belongs(self.weights[stage.names[0]], self.work, unit)]
             if not self._restore(number, unit, inside):
@@ -363,6 +365,7 @@ class _Reconstruction:
     def _unit(self, unit: str, stages: list[Stage]) -> None:
         self._settle(self.between)
         self.settled, self.between = self.between, _outside(unit, stages)
+        self.descent.begin(self.weights[n].parameter for stage in stages for n in stage.names)
         for number, stage in enumerate(stages):
             # Where batch norms follow, the dense unit is needed once more to settle them.
             last = stage is stages[-1] and not stage.after and not stage.norms
@@ -384,14 +387,12 @@ class _Reconstruction:
             for name in stage.names:
                 self._layer(name, stage, moments)
             self.new.finish()
+            self.descent.after(new[1])
             self.new.settle(*new)
             self._settle(name for name in stage.after if name not in self.between)
         if not stages or not last:
             self.old.advance()
-        if self.options.descent and any(True for _ in self.new.module.children()):  # one layer is at its optimum
-            self.new.parts.clear()
-            masks = {self.weights[n].parameter: self.done[n].mask for stage in stages for n in stage.names}
-            descend(self.new, self.old, masks, self.keeps, self.options)  # type: ignore[arg-type]
+        self.descent.end()
 
     def _layer(self, name: str, stage: Stage, moments: Moments) -> None:
         norm = self.work.get_submodule(stage.norms[name]) if name in stage.norms else None
@@ -407,6 +408,7 @@ class _Reconstruction:
             norm=norm,
             settings=self.options,
         )
+        self.moving[self.weights[name].parameter] = self.done[name].mask
         self.line.update(f"{name}  error {self.done[name].after:.3g}")
 
     def _remark(self) -> None:
