@@ -74,6 +74,17 @@ def named_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     return {plain: parameters[name] for name, plain in plain_names(parameters).items()}
 
 
+def state_tensors(model: nn.Module, keep_vars: bool = False) -> dict[str, Tensor]:
+    """The tensors of a model's state by name, without what modules keep beside them (`get_extra_state`)."""
+    return {name: value for name, value in model.state_dict(keep_vars=keep_vars).items() if isinstance(value, Tensor)}
+
+
+def load_state_tensors(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Put back what `state_tensors` gave; what modules keep beside tensors stays as it is."""
+    beside = {name: value for name, value in model.state_dict().items() if not isinstance(value, Tensor)}
+    model.load_state_dict({**beside, **tensors})
+
+
 def require_module(model: object) -> None:
     """Refuse what is no model: its name is a likely mistake.
 

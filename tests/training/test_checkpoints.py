@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 import multiprocessing
 import os
 import random
@@ -8,11 +9,15 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from tools.evidence import record
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
 
+import prunus
 from prunus.contract import Masks
 from prunus.errors import BadFile, BadInput
 from prunus.training import Callback, FitConfig, Schedule, fit
@@ -261,3 +266,41 @@ def check_end(folder: Path, whole: torch.nn.Module) -> None:
     assert same_bytes(whole.state_dict(), end.state_dict())
     assert history[-1].step == 52
     assert [row.epoch for row in history] == [1, 2, 3, 4]
+
+
+class Remembering(nn.Module):
+    """A module with a state beside its tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.kept = nn.Linear(8, 4), {"scale": 3}
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        found: Tensor = self.layer(inputs)
+        return found
+
+    def get_extra_state(self) -> dict[str, int]:
+        return self.kept
+
+    def set_extra_state(self, state: dict[str, int]) -> None:
+        self.kept = state
+
+
+def test_models_with_a_state_that_is_no_tensor_are_kept_and_go_on(tmp_path: Path) -> None:
+    generator = torch.Generator().manual_seed(0)
+    data = TensorDataset(torch.randn(64, 8, generator=generator), torch.randint(0, 4, (64,), generator=generator))
+    torch.manual_seed(0)
+    whole, broken = Remembering(), Remembering()
+    broken.load_state_dict(whole.state_dict())
+    start = copy.deepcopy(broken)
+    settings: dict[str, Any] = {"every": "1ep", "progress": False, "batch_size": 16, "ema": 0.9}
+    fit(whole, data, "3ep", FitConfig(**settings, folder=tmp_path / "whole"))
+
+    with pytest.raises(Stop):
+        fit(broken, data, "3ep", FitConfig(**settings, folder=tmp_path / "run", callbacks=(StopAt(9),)))
+    fit(start, data, "3ep", FitConfig(**settings, folder=tmp_path / "run", resume=True))
+    assert torch.equal(whole.layer.weight, start.layer.weight)
+    assert start.kept == {"scale": 3}
+    path = prunus.models.save_weights(start, tmp_path / "weights.safetensors")
+    other = prunus.models.load_weights(Remembering(), path)
+    assert torch.equal(other.layer.weight, start.layer.weight)

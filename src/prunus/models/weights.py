@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from prunus import storage
 from prunus._by_path import describe
 from prunus.errors import BadFile
-from prunus.layers import plain_names
+from prunus.layers import plain_names, state_tensors
 
 _WRAPPERS = ("state_dict", "model_state_dict", "model")
 _SHOWN = 3
@@ -61,7 +61,7 @@ def load_weights(model: nn.Module, path: str | os.PathLike[str]) -> nn.Module:
     """
     file = Path(path)
     found = _plain(read_tensors(file))
-    wanted = _plain(model.state_dict(keep_vars=True))
+    wanted = _plain(state_tensors(model, keep_vars=True))
     _match(found, wanted, file)
     ready = {name: _fitting(tensor, wanted[name], name, file) for name, tensor in found.items()}
     with torch.no_grad():
@@ -92,7 +92,7 @@ def save_weights(model: nn.Module, path: str | os.PathLike[str]) -> Path:
         >>> prunus.models.save_weights(prunus.models.make("fc:64-10"), "fc.safetensors").name
         'fc.safetensors'
     """
-    return storage.write_tensors(path, _plain(model.state_dict()), _KIND)
+    return storage.write_tensors(path, _plain(state_tensors(model)), _KIND)
 
 
 def read_tensors(path: str | os.PathLike[str]) -> dict[str, Tensor]:

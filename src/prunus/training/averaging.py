@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from prunus.layers import load_state_tensors, state_tensors
 from prunus.training.history import Callback
 
 if TYPE_CHECKING:
@@ -30,13 +31,13 @@ class Averaging(Callback):
 
     def start(self, run: Run) -> None:
         if not self.values:
-            self.values = {name: value.detach().clone() for name, value in run.model.state_dict().items()}
+            self.values = {name: value.detach().clone() for name, value in state_tensors(run.model).items()}
 
     @torch.no_grad()
     def after_step(self, run: Run) -> None:
         self.steps += 1
         part = 1.0 - min(self.decay, (1 + self.steps) / (10 + self.steps))
-        for name, value in run.model.state_dict().items():
+        for name, value in state_tensors(run.model).items():
             if value.is_floating_point():
                 self.values[name].lerp_(value, part)
             else:
@@ -46,19 +47,19 @@ class Averaging(Callback):
     def leave(self, run: Run) -> None:
         """Put the mean into the model."""
         if self.steps:
-            run.model.load_state_dict(self.values)
+            load_state_tensors(run.model, self.values)
             if run.masks is not None:
                 run.masks.apply_(run.model)
 
     @contextmanager
     def shown(self, run: Run) -> Iterator[None]:
         """Inside, the model holds the mean."""
-        own = {name: value.detach().clone() for name, value in run.model.state_dict().items()}
+        own = {name: value.detach().clone() for name, value in state_tensors(run.model).items()}
         self.leave(run)
         try:
             yield
         finally:
-            run.model.load_state_dict(own)
+            load_state_tensors(run.model, own)
 
     def state_dict(self) -> dict[str, Any]:
         return {"steps": self.steps, **{f"mean/{name}": value for name, value in self.values.items()}}

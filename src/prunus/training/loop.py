@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from prunus.contract import Duration, Masks
 from prunus.errors import BadInput, PrunusError, RunFailed, first_line
-from prunus.layers import require_module
+from prunus.layers import load_state_tensors, require_module, state_tensors
 from prunus.settings.training import FitConfig, Schedule, interval
 from prunus.storage import digest, locked
 from prunus.training import distributed
@@ -305,7 +305,7 @@ class Run:
 
     def _require_equal_ranks(self) -> None:
         if self.world > 1:
-            distributed.require_equal(self.model.state_dict(), "The weights")
+            distributed.require_equal(state_tensors(self.model), "The weights")
             if self.masks is not None:
                 distributed.require_equal(self.masks, "The masks")
 
@@ -330,7 +330,7 @@ class Run:
 
     def _agreement(self) -> dict[str, Any]:
         """What a resumed run must share with the one that was started."""
-        shapes = {name: list(value.shape) for name, value in self.model.state_dict().items()}
+        shapes = {name: list(value.shape) for name, value in state_tensors(self.model).items()}
         return {
             "length": str(Duration.parse(self.length)),
             "start": self.start,
@@ -352,7 +352,7 @@ class Run:
     def _save(self, force: bool = False) -> None:
         if self.checkpoints is None or self.rank or self.step == self.saved_step or not (force or self._due()):
             return
-        tensors = {f"model.{name}": value for name, value in self.model.state_dict().items()}
+        tensors = {f"model.{name}": value for name, value in state_tensors(self.model).items()}
         for name, value in tensors.items():
             if value.is_floating_point() and not torch.isfinite(value).all():
                 self.fail(f"{name.removeprefix('model.')} holds values that are not finite")
@@ -408,7 +408,7 @@ class Run:
         def part(prefix: str, source: Mapping[str, Any]) -> dict[str, Any]:
             return {name.removeprefix(prefix): value for name, value in source.items() if name.startswith(prefix)}
 
-        self.model.load_state_dict(part("model.", tensors))
+        load_state_tensors(self.model, part("model.", tensors))
         unpack_optimizer(self.optimizer, part("optimizer.", tensors), record["optimizer"])
         for name, source in self._stateful():
             state = {**part(f"{name}.", tensors), **part(f"{name}.", record["kept"])}

@@ -15,6 +15,7 @@ from torch.utils.data import Dataset
 
 from prunus.contract import Duration, Masks, whole
 from prunus.errors import BadInput, UnknownName
+from prunus.layers import load_state_tensors, state_tensors
 from prunus.pruning import find_masks
 from prunus.select import drop_smallest
 from prunus.settings.training import FitConfig
@@ -153,7 +154,7 @@ def imp(
     masks = find_masks(model, 0.0, exclude=options.exclude)
     levels: list[Level] = []
     for index in range(rounds + 1):
-        start = levels[-1].model.state_dict() if levels and options.rewound == "rate" else None
+        start = state_tensors(levels[-1].model) if levels and options.rewound == "rate" else None
         trained, history = job.train(f"level-{index:02d}", masks, start)
         controls = {name: job.control(name, index, masks) for name in options.controls if index}
         levels.append(Level(index, trained, masks, history, controls))
@@ -205,12 +206,12 @@ class _Job:
             raise BadInput(f"rewind={str(point)!r} lies at or after the end of training ({self.length}): choose less.")
         run.stop = self.start
         run.train()  # no step at 0ep: but the state is kept, so that a resumed call rewinds to it too
-        self.state = {name: value.clone() for name, value in copied.state_dict().items()}
+        self.state = {name: value.clone() for name, value in state_tensors(copied).items()}
 
     def train(self, place: str, masks: Masks, state: Mapping[str, Tensor] | None = None) -> tuple[nn.Module, History]:
         """A copy rewound and trained under `masks`."""
         copied = copy.deepcopy(self.model)
-        copied.load_state_dict(dict(state or self.state))
+        load_state_tensors(copied, state or self.state)
         about: dict[str, Any] = {"part": place.split("-")[0], "fraction": self.fraction}
         about |= {"allocation": self.options.allocation, "exclude": list(self.options.exclude)}
         about["error"] = self.options.error

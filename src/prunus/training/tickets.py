@@ -15,7 +15,7 @@ from torch.utils.data import Dataset
 from prunus._maskfile import pack_bits, unpack_bits
 from prunus.contract import Duration, Masks, check_sparsity
 from prunus.errors import BadFile, BadInput, UnknownName, first_line
-from prunus.layers import Weight, prunable_weights
+from prunus.layers import Weight, load_state_tensors, prunable_weights, state_tensors
 from prunus.models import initialise
 from prunus.pruning import find_masks
 from prunus.settings.training import FitConfig
@@ -83,7 +83,7 @@ class Ticket:
                 "method than iterand, and TicketOptions(weights='signed_constant')): save it with its weights."
             )
         whole = self.weights_seed is None if with_weights is None else with_weights
-        state = self.model.state_dict()
+        state = state_tensors(self.model)
         tensors = {f"mask/{name}": pack_bits(mask) for name, mask in self.masks.items()}
         most = max((int(count.max()) for count in self.coats.values()), default=1)
         for coat in range(1, most):
@@ -146,11 +146,11 @@ class Ticket:
                 for name, count in coats.items():
                     copied.get_parameter(name).mul_(count)
         state = {name.removeprefix("state/"): value for name, value in tensors.items() if name.startswith("state/")}
-        own = copied.state_dict()
+        own = state_tensors(copied)
         wrong = [n for n, value in state.items() if n not in own or own[n].shape != value.shape]
         if wrong or set(own) - set(state) - (set(masks) if record["weights_seed"] is not None else set()):
             raise BadFile(f"{path} is the ticket of another model: build the model it was found in.")
-        copied.load_state_dict({**own, **state})
+        load_state_tensors(copied, {**own, **state})
         masks.apply_(copied)
         if digest({name: copied.state_dict()[name] for name in masks}) != record["weights_hash"]:
             raise BadFile(
