@@ -76,6 +76,7 @@ STUDIES: dict[str, dict[str, Any]] = {
         "data": "tools.showcase:photographs",
         "allocation": "damage",  # of reconstruction; equal shares cost three points more
         "magnitude": [0.5],  # at chance there already
+        "shrunk": [0.25],  # at chance with half of the channels
         "distilled": [0.75],
         "distilling": {"distil": "60it", "optimizer": "adamw", "finetune_lr": 3e-4},
         "settings": {
@@ -111,7 +112,7 @@ STUDIES: dict[str, dict[str, Any]] = {
         "model": f"hf:{MODELS}/smollm2",
         "data": "tools.showcase:wikitext",
         "sparsity": [0.5],
-        "shrunk": [],
+        "shrunk": [0.25],
         "distilled": [0.5],
         "distilling": {"distil": "40it", "optimizer": "adamw", "finetune_lr": 1e-4},
         "settings": {
