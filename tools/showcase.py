@@ -94,7 +94,6 @@ STUDIES: dict[str, dict[str, Any]] = {
         "model": f"hf:{MODELS}/minilm",
         "data": "tools.showcase:similarities",
         "distilled": [0.75],
-        "unstructured": [0.75],
         "settings": {
             "exclude": ["pooler*"],
             "metric": "spearman",
@@ -170,7 +169,7 @@ def _grids(study: dict[str, Any], quick: bool) -> list[dict[str, Any]]:
     settings, again, distilled = (_SHARED | study["settings"], study.get("again", []), study.get("distilled", []))
     common = {"pattern": ["balanced:16", "2:4"], "sparsity": [0.5, 0.75, 0.9], "seed": [0]}
     common |= {name: value for name, value in study.items() if name in ("model", "data", "sparsity")}
-    free = {"pattern": ["unstructured"], "sparsity": study.get("unstructured", common["sparsity"])}
+    free = {"pattern": ["unstructured"], "sparsity": common["sparsity"]}
     first = common["sparsity"][:1]
     plain = {"sparsity": study["magnitude"]} if "magnitude" in study else {}
     ways: list[dict[str, Any]] = [
