@@ -361,7 +361,7 @@
     const box = find("#examples");
     if (!box) return;
     const { changed, seen: looked, mended, broken } = chosen.changed, many = (x) => x.toLocaleString("en");
-    find("#examples-note").textContent = !looked ? "" : `${many(changed)} of ${many(looked)} test images get another label than from the dense network${mended === null ? "" : `: ${many(broken)} were right before, ${many(mended)} are right now`}.`;
+    find("#examples-note").textContent = !looked ? "Both networks run in float32 here." : `In float32, ${many(changed)} of ${many(looked)} test images get another label than from the dense network${mended === null ? "" : `: ${many(broken)} were right before, ${many(mended)} are right now`}.`;
     const guess = (one, name, said) => element("small", { class: one.truth === said ? "right" : "wrong" }, [`${name}: ${said}\u00a0${one.truth === said ? "✓" : "✗"}`]);
     const side = (text, name, kind) => element("dd", {}, [element("small", {}, [kind === "text" ? `${name} goes on` : `nearest, ${name}`]), text]);
     box.replaceChildren(...chosen.examples.map((one) => (one.kind === "image"
