@@ -62,6 +62,9 @@ def test_distil_leaves_a_whole_run_folder(folder: Path, capsys: pytest.CaptureFi
     call = ["distil", NET, "--weights", "small.safetensors", "--teacher", "dense.safetensors", "--data", "digits"]
     call += ["--length", "3ep"]
     capsys.readouterr()
+    assert run([*call, "-o", "run.safetensors"]) == 2
+    assert "give a folder, as in -o run;" in " ".join(capsys.readouterr().err.split())
+    assert not (folder / "run.safetensors").exists()
     assert run([*call, "-o", "run"]) == 0
     assert "weights are in run/model.safetensors: name it with --weights" in " ".join(capsys.readouterr().out.split())
     names = ["checkpoints", "curve.svg", "masks.safetensors", "model.safetensors", "record.json"]

@@ -41,6 +41,10 @@ else:
     )
 
 
+WEIGHT_FILES = (".safetensors", ".pt", ".pth", ".th", ".bin")
+"""Endings of files, which a folder of a run does not have."""
+
+
 def configure(base: FitConfig, flags: Any, place: Place, seed: int, quiet: bool) -> tuple[FitConfig, Any]:
     """(configuration, run folder or None): `base` with the flags that were given; None gives none."""
     from prunus.training.records import RunFolder
@@ -52,6 +56,11 @@ def configure(base: FitConfig, flags: Any, place: Place, seed: int, quiet: bool)
         chosen["lr"] = None  # the default of that optimizer
     if place.resume and place.folder is None:
         raise BadInput("--resume needs --folder: name the folder that holds the run.")
+    if place.folder is not None and place.folder.suffix in WEIGHT_FILES:
+        raise BadInput(
+            f"-o names the folder of the run, and {place.folder.name!r} looks like a file: give a folder, as in "
+            f"-o {place.folder.stem}; the weights will be {place.folder.stem}/model.safetensors."
+        )
     folder = RunFolder(place.folder, bool(place.resume)) if place.folder is not None else None
     config = base.replace(
         **chosen,
