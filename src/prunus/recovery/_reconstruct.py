@@ -184,8 +184,9 @@ def _plan(
     first = find_masks(model, sparsity, pattern=shape, allocation=noted, exclude=exclude, misfits=misfits)
     if isinstance(sparsity, Mapping):
         levels, said = dict(first.notes["sparsity"]), "given"
+    found = all_weights(model)
     for name in first:
-        if all_weights(model)[name].kind == EMBEDDING:
+        if found[name].kind == EMBEDDING:
             raise BadInput(f"{name!r} is an embedding, which multiplies nothing: leave it out of the sparsities.")
     shapes: Mapping[str, Pattern] = dict.fromkeys(first, shape)
     if allocation == "damage":
@@ -254,7 +255,8 @@ def _measure(
     model: nn.Module, names: Iterable[str], choices: Mapping[float, Pattern], calibration: list[Batch],
     options: ReconstructOptions,
 ) -> Damage:  # fmt: skip
-    weights = {name: all_weights(model)[name] for name in names}
+    known = all_weights(model)
+    weights = {name: known[name] for name in names}
     keeps = [_real_positions(batch) for batch in calibration]
     with evaluating(model), plain_layers(model), torch.no_grad():
         return damage(model, weights, choices, calibration, keeps, options.damping, options.memory, options.progress)
@@ -281,8 +283,9 @@ class _Reconstruction:
     settled: list[str] = field(default_factory=list)
 
     def run(self) -> None:
-        self.weights = {name: all_weights(self.work)[name] for name in self.plan.names}
-        self.originals = {name: all_weights(self.dense)[name] for name in self.plan.names}
+        new, old = all_weights(self.work), all_weights(self.dense)
+        self.weights = {name: new[name] for name in self.plan.names}
+        self.originals = {name: old[name] for name in self.plan.names}
         batch = self.calibration[0]
         self.keeps = [_real_positions(each) for each in self.calibration]
         trim()  # what the plan was made with
