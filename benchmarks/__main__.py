@@ -24,6 +24,7 @@ def main() -> int:
     parser.add_argument("names", nargs="*", help="all of them unless named: " + ", ".join(found()))
     parser.add_argument("--quick", action="store_true", help="fewer repeats and shapes; nothing is recorded")
     parser.add_argument("--part", action="append", help="one part of a long table, whose other parts are kept")
+    parser.add_argument("--beside", metavar="WORD", help="keep the table as bench-NAME-WORD, for another processor")
     options = parser.parse_args()
     unknown = sorted(set(options.names) - set(found()))
     if unknown:
@@ -44,7 +45,7 @@ def main() -> int:
         for row in rows:
             print("  " + "  ".join(f"{key}={value}" for key, value in row.items()))
         if not options.quick:
-            title = f"bench-{name.replace('_', '-')}"
+            title = "-".join(filter(None, ("bench", name.replace("_", "-"), options.beside)))
             record(title, keep_parts(title, rows, module.PART, parts, known) if parts else rows, note)
     return 0
 

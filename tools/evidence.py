@@ -13,6 +13,8 @@ from typing import Any
 
 FOLDER = Path(__file__).resolve().parents[1] / "docs" / "evidence"
 
+FLAGS = ("avx512f", "avx512_vnni", "avx_vnni", "avx2", "fma")
+
 
 def cpu() -> str:
     """The processor's name and the vector instructions that matter to the kernels."""
@@ -24,7 +26,7 @@ def cpu() -> str:
             if key.strip() == "model name":
                 name = value.strip()
             if key.strip() == "flags":
-                flags = " ".join(word for word in ("avx512f", "avx2", "fma") if word in value.split())
+                flags = " ".join(word for word in FLAGS if word in value.split())
     return f"{name}, {os.cpu_count()} cores, {flags}"
 
 

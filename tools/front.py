@@ -26,8 +26,9 @@ FRONT: dict[str, tuple[str, str, float, str]] = {
 def readme_table() -> list[str]:
     """The lines of the README's table, from docs/evidence."""
     lines = [
-        "| network | what was done | before | after | faster than float32 | than int8 | smaller | what is known |",
-        "|---|---|---|---|---|---|---|---|",
+        "| network | what was done | before | after | faster than float32 | than int8 | than int8 with VNNI | smaller "
+        "| what is known |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     for name, (title, method, sparsity, judged) in FRONT.items():
         where = WHERE.get(name, "linear layers")
@@ -43,10 +44,13 @@ def readme_table() -> list[str]:
                 continue
             row = found[0]
             before, after = (_shown(value, judged) for value in (row["quality_dense"], _told(row)))
-            times = [_pair(row, "faster_than_dense"), _pair(row, "faster_than_int8")]
+            times = [_pair(_timed(name, row, False), f"faster_than_{rival}") for rival in ("dense", "int8")]
+        vnni = _pair(_timed(name, row, True), "faster_than_int8")
+        vnni = f"reading {vnni}" if judged == "perplexity" and vnni != "–" else vnni
         size, known = (row["times smaller, integers"] or row["times smaller"], _known(row, judged))
         lines.append(
-            f"| {title} | {way} | {judged} {before} | {after} | {times[0]} | {times[1]} | {size:.1f} x | {known} |"
+            f"| {title} | {way} | {judged} {before} | {after} | {times[0]} | {times[1]} | {vnni} | {size:.1f} x "
+            f"| {known} |"
         )
     return lines
 
@@ -65,7 +69,8 @@ def _language_model(method: str, sparsity: float) -> tuple[dict[str, Any], str, 
     key = {"method": "reconstruct", "pattern": pattern, "sparsity": sparsity}
     (found,) = [other for other in rows if key.items() <= other.items()]
     (before,) = [other["perplexity"] for other in rows if other["method"] == "dense"]
-    reading = [_pair(row, "faster_than_dense"), _pair(row, "faster_than_int8")]
+    timed = _timed("smollm2", row, False)
+    reading = [_pair(timed, "faster_than_dense"), _pair(timed, "faster_than_int8")]
     ours = [r for r in _evidence("bench-sparse-decoding") if r["what"] == f"ours {100 * sparsity:.0f}%, integers"]
     if ours:
         writing = [_times(ours[0][f"times {rival}"]) for rival in ("torch", "llama.cpp, Q8_0")]
@@ -81,7 +86,19 @@ def _quality_alone(name: str, title: str, judged: str) -> str:
     dense, row = (next(r for r in rows if r["method"] == method) for method in ("dense", "reconstruct"))
     way = f"{100 * row['sparsity']:.0f} % zeros, {row['pattern']}, reconstructed"
     shown = [f"{r['right %']:.1f} %" for r in (dense, row)]
-    return f"| {title} | {way} | {judged} {shown[0]} | {shown[1]} | – | – | – | quality alone |"
+    return f"| {title} | {way} | {judged} {shown[0]} | {shown[1]} | – | – | – | – | quality alone |"
+
+
+def _timed(name: str, row: dict[str, Any], vnni: bool) -> dict[str, Any]:
+    """The cell of `row` as it was timed on a processor with VNNI or without; nothing where it was not."""
+    for word in ("", "-avx2", "-vnni"):
+        path = FOLDER / f"showcase-{name}{word}.json"
+        body = json.loads(path.read_text("utf8")) if path.is_file() else {"cpu": "", "rows": []}
+        key = {part: row[part] for part in ("method", "sparsity")}
+        found = [other for other in body["rows"] if key.items() <= other.items()]
+        if found and ("vnni" in body["cpu"]) == vnni:
+            return dict(found[0])
+    return {}
 
 
 def _told(row: dict[str, Any]) -> float:
@@ -112,7 +129,7 @@ def _evidence(name: str) -> list[dict[str, Any]]:
 
 
 def _pair(row: dict[str, Any], column: str) -> str:
-    values = [row[column], row[f"{column}_second"]]
+    values = [row.get(column), row.get(f"{column}_second")]
     return " / ".join(_times(value) for value in values if value is not None) or "–"
 
 

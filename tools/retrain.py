@@ -40,6 +40,8 @@ PARTS = 2  # of a batch, one after the other: a sixth faster
 PHASES = {"whole": {32: (1, 1)}, "windows": {20: (0.4, 1), 24: (0.9, 1), 32: (1, 10)}}
 """Sides of the windows: until which share of a stage they are seen, and by how much the one cosine over the stage is
 multiplied meanwhile, since at the rate that windows end with nothing is learnt from whole images any more."""
+USUAL = {"precision": "full", "decay": 5e-4}
+"""Settings that a row names only where they differ."""
 NOTE = (
     "resnet20 on CIFAR-10, 10,000 test images; reconstructed (512 images, allocation by damage, the same part of every "
     "layer from 80 to 90 %), then trained on all "
@@ -75,7 +77,7 @@ class Clock(Callback):
 
 def train(
     model: nn.Module, teacher: nn.Module, data: Any, masks: prunus.Masks, epochs: float, rate: float, seed: int,
-    folder: Path, images: str,
+    folder: Path, images: str, precision: str, decay: float,
 ) -> float:  # fmt: skip
     """Distil with the zeros held; returns the processor minutes."""
     steps = math.ceil(epochs * math.ceil(len(data) / BATCH))
@@ -87,7 +89,7 @@ def train(
         config = FitConfig(
             lr=times * rate, schedule=Schedule("cosine", warmup="50it"), batch_size=BATCH, accumulate=PARTS,
             augment=Windows(side, data.black), nesterov=True,
-            distill_from=teacher, distill_weight=0.9, weight_decay=5e-4, seed=seed, folder=kept,
+            distill_from=teacher, distill_weight=0.9, weight_decay=decay, seed=seed, precision=precision, folder=kept,
             every="1min", keep=1, resume=any(kept.iterdir()), progress=False, callbacks=(clock,),
         )  # fmt: skip
         Run(model, data, f"{steps}it", config, masks=masks, start=start, stop=stop).train()
@@ -103,6 +105,8 @@ def main() -> None:
     parser.add_argument("--rates", type=float, nargs="*", default=[0.02, 0.03], help="learning rates at their highest")
     parser.add_argument("--images", choices=sorted(PHASES), default="windows", help="what training sees of them")
     parser.add_argument("--teacher", default="resnet20", help="the dense network itself, or another, such as resnet56")
+    parser.add_argument("--precision", choices=["full", "bf16"], default="full", help="of the forward passes")
+    parser.add_argument("--decay", type=float, default=5e-4, help="of the weights")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--work", type=Path, default=Path("runs"), help="where checkpoints go")
     parser.add_argument("--answers", type=Path, help="what the teacher said so far; in the folder unless given")
@@ -116,18 +120,22 @@ def main() -> None:
     teacher = Teacher(taught.model, chosen.answers or chosen.work / f"answers-{chosen.teacher}")
     model = copy.deepcopy(network.model).to(memory_format=torch.channels_last)
     masks, total = None, 0.0
+    other = {name: value for name in USUAL if (value := getattr(chosen, name)) != USUAL[name]}
     place = chosen.work / f"seed{chosen.seed}-{chosen.pattern.replace(':', '-')}-{chosen.images}-{chosen.teacher}"
     for number, (sparsity, epochs, rate) in enumerate(zip(chosen.sparsities, chosen.epochs, chosen.rates)):
         # Named by all stages so far, so that no stage takes another's checkpoints for its own.
-        place = place.with_name(f"{place.name}-{sparsity:g}-{epochs:g}ep-{rate:g}")
+        place = place.with_name(
+            "-".join([f"{place.name}-{sparsity:g}-{epochs:g}ep-{rate:g}", *map(str, other.values())])
+        )
         if masks is None or sparsity != chosen.sparsities[number - 1]:
             masks = pruned(model, network.samples, sparsity, masks, chosen, network.exclude, place)
         start = 100 * accuracy(model.eval(), test)
         seed = chosen.seed + 100 * number  # other crops in every stage
-        minutes = train(model, teacher, network.samples, masks, epochs, rate, seed, place, chosen.images)
+        how = (chosen.images, chosen.precision, chosen.decay)
+        minutes = train(model, teacher, network.samples, masks, epochs, rate, seed, place, *how)
         total += epochs
         key = {"pattern": chosen.pattern, "sparsity": sparsity, "teacher": chosen.teacher, "images": chosen.images}
-        key |= {"epochs": total, "rate": rate, "seed": chosen.seed}
+        key |= {"epochs": total, "rate": rate, "seed": chosen.seed} | other
         found = {"start %": start, "accuracy %": 100 * accuracy(model.eval(), test), "minutes": round(minutes, 1)}
         write(chosen.folder, key, {**key, **found})
 
@@ -160,7 +168,7 @@ def write(folder: Path, key: dict[str, Any], row: dict[str, Any]) -> None:
     """Put the row in place of one with the same key."""
     path = folder / f"{NAME}.json"
     rows: list[dict[str, Any]] = json.loads(path.read_text("utf8"))["rows"] if path.is_file() else []
-    rows = [old for old in rows if not key.items() <= old.items()]
+    rows = [old for old in rows if any(old.get(name) != key.get(name) for name in (*key, *USUAL))]
     print(row, flush=True)
     record(NAME, [*rows, row], NOTE, folder)
 

@@ -3,6 +3,7 @@
     PRUNUS_DATA=... python -m tools.showcase resnet20       # or efficientnet, minilm, smollm2
     PRUNUS_DATA=... python -m tools.showcase minilm --retime # times anew, one after the other, on a quiet machine
     PRUNUS_DATA=... python -m tools.showcase smollm2 --networks DIR # those that tools/quality.py --keep DIR made
+    PRUNUS_DATA=... python -m tools.showcase minilm --quick --beside vnni # the same cells on another processor
     python -m tools.front                                   # the README's table from what was recorded
 
 A study that was stopped goes on where it was (runs/showcase/NAME). The networks come from the data folder and from the
@@ -135,9 +136,11 @@ def main() -> None:
     parser.add_argument("--grids", nargs="*", type=int, help="some of the study's grids, by number from 0")
     parser.add_argument("--patterns", nargs="*", help="some of the study's patterns, as in balanced:16")
     parser.add_argument("--networks", type=Path, help="take reconstructed networks from here instead of making them")
+    parser.add_argument("--beside", metavar="WORD", help="for another processor: recorded beside, no page in docs")
     chosen = parser.parse_args()
     study = dict(STUDIES[chosen.name])
-    title, folder = study.pop("title"), RUNS / chosen.name
+    name = "-".join(filter(None, (chosen.name, chosen.beside)))
+    title, folder = study.pop("title"), RUNS / name
     folder.mkdir(parents=True, exist_ok=True)
     grids = _grids(study, chosen.quick)
     paths = [str(ROOT / "src"), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -155,10 +158,10 @@ def main() -> None:
         words += ["--data-dir", str(DATA)] + (["--retime"] if chosen.retime else [])
         words += ["--weights", str(_weights(chosen.name))] if chosen.name == "resnet20" else []
         subprocess.run(words, cwd=folder, env=environment, check=False)
-    page = ROOT / "docs" / "studies" / f"{chosen.name}.html"
+    page = folder / "page.html" if chosen.beside else ROOT / "docs" / "studies" / f"{chosen.name}.html"
     words = [sys.executable, "-m", "prunus", "report", ".", "-o", str(page), "--title", title]
     subprocess.run(words, cwd=folder, env=environment, check=True)
-    _record(chosen.name, folder)
+    _record(name, title, folder)
 
 
 def _grids(study: dict[str, Any], quick: bool) -> list[dict[str, Any]]:
@@ -231,7 +234,7 @@ def _link_models(folder: Path) -> None:
             (place / name).symlink_to(Path(found.submodule_search_locations[0]) / inside)
 
 
-def _record(name: str, folder: Path) -> None:
+def _record(name: str, title: str, folder: Path) -> None:
     """The rows of the page's table as evidence."""
     from tools.evidence import record
 
@@ -263,7 +266,7 @@ def _record(name: str, folder: Path) -> None:
         rows.append(row)
     page = f"docs/studies/{name}.html"
     what = f"{page} as a table" if (ROOT / page).is_file() else "the cells that were run"
-    note = f"{STUDIES[name]['title']}: {what}. Times on one thread, as ratios."
+    note = f"{title}: {what}. Times on one thread, as ratios."
     record(f"showcase-{name}", rows, note)
 
 
