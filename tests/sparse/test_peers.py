@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
@@ -9,6 +11,7 @@ from torch import nn
 import prunus
 from prunus.sparse._peers import KINDS, find_peers, output_error
 from prunus.sparse.bench import INTEGER, bench_linear, bench_model, rows
+from support.fresh import run_fresh
 
 
 def network() -> tuple[nn.Module, torch.Tensor]:
@@ -27,6 +30,27 @@ def test_every_engine_that_is_installed_computes_the_model() -> None:
             error = output_error(run(), expected)
             assert error < (1e-5 if name.startswith("dense") else 0.1), name
             assert name.startswith("dense") or error > 1e-4, name  # else it did not quantise at all
+
+
+def test_signals_are_taken_after_engines_went_in_any_order(tmp_path: Path) -> None:
+    """OpenVINO moves the stack of signal handlers where there is AVX-512; two engines ended the process."""
+    pytest.importorskip("openvino")
+    code = """
+import faulthandler, gc, os, signal, torch
+from prunus.sparse._peers import find_peers
+faulthandler.enable()
+def make(): return find_peers(torch.nn.Linear(8, 8), (torch.randn(2, 8),), ("openvino",))
+first, second = make(), make()
+assert first and second
+del first; gc.collect()
+del second; gc.collect()
+taken = []
+signal.signal(signal.SIGUSR1, lambda *_: taken.append(1))
+os.kill(os.getpid(), signal.SIGUSR1)
+assert taken == [1]
+"""
+    done = run_fresh(code, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
 
 
 def test_torch_in_int8_quantises_a_single_layer_and_leaves_out_layers_with_outlying_inputs() -> None:

@@ -5,8 +5,6 @@ import multiprocessing
 import os
 import random
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -208,16 +206,7 @@ def train_to_the_end(folder: str) -> None:
 
 @pytest.mark.prove
 def test_killed_runs_end_in_the_same_bytes(tmp_path: Path) -> None:
-    """SIGKILL at random moments; after each, every checkpoint is whole.
-
-    In a process of its own: forks of one that ran thousands of tests, with their threads, may not come up.
-    """
-    if "PRUNUS_KILLS" not in os.environ:
-        own = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-        words = [sys.executable, "-m", "pytest", "-q", "-n0", f"{__file__}::test_killed_runs_end_in_the_same_bytes"]
-        done = subprocess.run(words, env=own | {"PRUNUS_KILLS": "1"}, capture_output=True, text=True, timeout=600)
-        assert done.returncode == 0, done.stdout
-        return
+    """SIGKILL at random moments; after each, every checkpoint is whole."""
     data, whole = Noisy(200), conv_net()
     fit(whole, data, "4ep", FitConfig(batch_size=16, seed=3), masks=half_masks(conv_net()))
     context, source = multiprocessing.get_context("fork"), random.Random(7)

@@ -6,6 +6,7 @@ the model, is left out. Weights are the model's own, so an int8 peer's error is 
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
 import tempfile
@@ -167,10 +168,20 @@ def _onnx_session(path: Path, inputs: tuple[Tensor, ...]) -> Run:
     return run
 
 
-def _openvino(path: Path, inputs: tuple[Tensor, ...]) -> Run:
+@functools.cache
+def _openvino_core() -> Any:
+    """One for the whole process.
+
+    With AVX-512 each one brings a stack for signal handlers and puts back the one before it when it goes. Where the
+    first of two goes first, the second puts back memory that is gone, and the next signal ends the process.
+    """
     import openvino
 
-    core = openvino.Core()
+    return openvino.Core()
+
+
+def _openvino(path: Path, inputs: tuple[Tensor, ...]) -> Run:
+    core = _openvino_core()
     settings = {"INFERENCE_NUM_THREADS": torch.get_num_threads(), "NUM_STREAMS": 1, "INFERENCE_PRECISION_HINT": "f32"}
     compiled = core.compile_model(core.read_model(path), "CPU", settings)
     request, feed = compiled.create_infer_request(), [x.contiguous().numpy() for x in inputs]
