@@ -21,6 +21,8 @@ FRONT: dict[str, tuple[str, str, float, str]] = {
     "smollm2": ("SmolLM2-135M, WikiText-2", "reconstruct, balanced:16", 0.5, "perplexity"),
 }
 """For each row of the README's table: the network, which cell of its study is shown, and what it is judged by."""
+LLAMA = "llama.cpp, Q8_0"
+"""The engine that writes text fastest in int8."""
 
 
 def readme_table() -> list[str]:
@@ -46,7 +48,8 @@ def readme_table() -> list[str]:
             before, after = (_shown(value, judged) for value in (row["quality_dense"], _told(row)))
             times = [_pair(_timed(name, row, False), f"faster_than_{rival}") for rival in ("dense", "int8")]
         vnni = _pair(_timed(name, row, True), "faster_than_int8")
-        vnni = f"reading {vnni}" if judged == "perplexity" and vnni != "–" else vnni
+        if judged == "perplexity":
+            vnni = _reading_and_writing([vnni], sparsity, "bench-sparse-decoding-vnni", LLAMA)[0]
         size, known = (row["times smaller, integers"] or row["times smaller"], _known(row, judged))
         lines.append(
             f"| {title} | {way} | {judged} {before} | {after} | {times[0]} | {times[1]} | {vnni} | {size:.1f} x "
@@ -71,13 +74,17 @@ def _language_model(method: str, sparsity: float) -> tuple[dict[str, Any], str, 
     (before,) = [other["perplexity"] for other in rows if other["method"] == "dense"]
     timed = _timed("smollm2", row, False)
     reading = [_pair(timed, "faster_than_dense"), _pair(timed, "faster_than_int8")]
-    ours = [r for r in _evidence("bench-sparse-decoding") if r["what"] == f"ours {100 * sparsity:.0f}%, integers"]
-    if ours:
-        writing = [_times(ours[0][f"times {rival}"]) for rival in ("torch", "llama.cpp, Q8_0")]
-        reading = [f"reading {one}, writing {other}" for one, other in zip(reading, writing)]
+    times = _reading_and_writing(reading, sparsity, "bench-sparse-decoding", "torch", LLAMA)
     exact = f"{found['perplexity']:.1f} in float32"
     told = f"{whole:.1f} ({exact})" if (whole := found.get("perplexity in integers")) else exact
-    return row, f"{before:.1f}", told, reading
+    return row, f"{before:.1f}", told, times
+
+
+def _reading_and_writing(reading: list[str], sparsity: float, name: str, *rivals: str) -> list[str]:
+    """How many times faster than each rival, in the benchmark `name` for writing."""
+    ours = [row for row in _evidence(name) if row["what"] == f"ours {100 * sparsity:.0f}%, integers"]
+    writing = [f", writing {_times(ours[0][f'times {rival}'])}" if ours else "" for rival in rivals]
+    return [f"reading {one}{other}" if (one + other) != "–" else one for one, other in zip(reading, writing)]
 
 
 def _quality_alone(name: str, title: str, judged: str) -> str:

@@ -6,8 +6,9 @@ A run goes through stages: the network is reconstructed at 80 % and trained with
 reconstructed at 90 % and trained on. Each stage leaves a row. A stage with the sparsity of the one before it
 (`--sparsities 0.8 0.8`) goes on with its zeros, from the full learning rate again. With `--images windows` most of an
 epoch sees small windows of the images, which cost half, and the last tenth whole images. Both patterns meet the same
-batches, and what the teacher says about them is kept in the folder. The same command goes on with a run that was broken
-off.
+batches, and what the teacher says about them is kept in the folder. With `--zeros gradual` a run has one stage that
+starts from the dense network, and zeros are added by magnitude during the first half of its steps (Zhu and Gupta 2017,
+with the banks of Yao et al. 2019). The same command goes on with a run that was broken off.
 """
 
 from __future__ import annotations
@@ -32,15 +33,21 @@ from tools.shrink import Teacher, Windows
 
 import prunus
 from prunus.models import load_weights, save_weights
-from prunus.training import Callback, FitConfig, Run, Schedule, accuracy
+from prunus.pruning.patterns import parse
+from prunus.training import Callback, FitConfig, GradualOptions, Ramp, Run, Schedule, accuracy
+from prunus.training.gradual import Growing
 
 NAME = "retrain-resnet20"
 BATCH = 128
 PARTS = 2  # of a batch, one after the other: a sixth faster
-PHASES = {"whole": {32: (1, 1)}, "windows": {20: (0.4, 1), 24: (0.9, 1), 32: (1, 10)}}
+PHASES = {
+    "whole": {32: (1, 1)},
+    "windows": {20: (0.4, 1), 24: (0.9, 1), 32: (1, 10)},
+    "mixed": {20: (0.3, 1), 24: (0.6, 1), 32: (1, 1)},
+}
 """Sides of the windows: until which share of a stage they are seen, and by how much the one cosine over the stage is
 multiplied meanwhile, since at the rate that windows end with nothing is learnt from whole images any more."""
-USUAL = {"precision": "full", "decay": 5e-4}
+USUAL = {"precision": "full", "decay": 5e-4, "zeros": "reconstruct"}
 """Settings that a row names only where they differ."""
 NOTE = (
     "resnet20 on CIFAR-10, 10,000 test images; reconstructed (512 images, allocation by damage, the same part of every "
@@ -76,10 +83,10 @@ class Clock(Callback):
 
 
 def train(
-    model: nn.Module, teacher: nn.Module, data: Any, masks: prunus.Masks, epochs: float, rate: float, seed: int,
-    folder: Path, images: str, precision: str, decay: float,
+    model: nn.Module, teacher: nn.Module, data: Any, masks: prunus.Masks | Growing, epochs: float, rate: float,
+    seed: int, folder: Path, images: str, precision: str, decay: float,
 ) -> float:  # fmt: skip
-    """Distil with the zeros held; returns the processor minutes."""
+    """Distil with the zeros held, or growing; returns the processor minutes."""
     steps = math.ceil(epochs * math.ceil(len(data) / BATCH))
     seconds, start = 0.0, 0
     for side, (until, times) in PHASES[images].items():
@@ -92,7 +99,8 @@ def train(
             distill_from=teacher, distill_weight=0.9, weight_decay=decay, seed=seed, precision=precision, folder=kept,
             every="1min", keep=1, resume=any(kept.iterdir()), progress=False, callbacks=(clock,),
         )  # fmt: skip
-        Run(model, data, f"{steps}it", config, masks=masks, start=start, stop=stop).train()
+        more: dict[str, Any] = {"callbacks": [masks]} if isinstance(masks, Growing) else {"masks": masks}
+        Run(model, data, f"{steps}it", config, start=start, stop=stop, **more).train()
         seconds, start = seconds + clock.seconds, stop
     return seconds / 60
 
@@ -107,11 +115,14 @@ def main() -> None:
     parser.add_argument("--teacher", default="resnet20", help="the dense network itself, or another, such as resnet56")
     parser.add_argument("--precision", choices=["full", "bf16"], default="full", help="of the forward passes")
     parser.add_argument("--decay", type=float, default=5e-4, help="of the weights")
+    parser.add_argument("--zeros", choices=["reconstruct", "gradual"], default="reconstruct", help="how they come in")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--work", type=Path, default=Path("runs"), help="where checkpoints go")
     parser.add_argument("--answers", type=Path, help="what the teacher said so far; in the folder unless given")
     parser.add_argument("--folder", type=Path, default=FOLDER)
     chosen = parser.parse_args()
+    if chosen.zeros == "gradual" and len(chosen.sparsities) > 1:
+        parser.error("--zeros gradual takes one stage: give one of --sparsities, --epochs and --rates")
     if not len(chosen.sparsities) == len(chosen.epochs) == len(chosen.rates):
         parser.error("give as many --epochs and --rates as --sparsities: one of each for every stage")
     network = resnet("resnet20")
@@ -119,7 +130,8 @@ def main() -> None:
     taught = network if chosen.teacher == "resnet20" else resnet(chosen.teacher)
     teacher = Teacher(taught.model, chosen.answers or chosen.work / f"answers-{chosen.teacher}")
     model = copy.deepcopy(network.model).to(memory_format=torch.channels_last)
-    masks, total = None, 0.0
+    masks: prunus.Masks | Growing | None = None
+    total = 0.0
     other = {name: value for name in USUAL if (value := getattr(chosen, name)) != USUAL[name]}
     place = chosen.work / f"seed{chosen.seed}-{chosen.pattern.replace(':', '-')}-{chosen.images}-{chosen.teacher}"
     for number, (sparsity, epochs, rate) in enumerate(zip(chosen.sparsities, chosen.epochs, chosen.rates)):
@@ -127,7 +139,14 @@ def main() -> None:
         place = place.with_name(
             "-".join([f"{place.name}-{sparsity:g}-{epochs:g}ep-{rate:g}", *map(str, other.values())])
         )
-        if masks is None or sparsity != chosen.sparsities[number - 1]:
+        if chosen.zeros == "gradual":
+            options = GradualOptions(allocation="erk", exclude=network.exclude)
+            ramp = Ramp(
+                "cubic", every="50it", end=f"{math.ceil(epochs / 2 * math.ceil(len(network.samples) / BATCH))}it"
+            )
+            masks = Growing(sparsity, parse(chosen.pattern), ramp, options, chosen.seed)
+        elif masks is None or sparsity != chosen.sparsities[number - 1]:
+            assert not isinstance(masks, Growing)
             masks = pruned(model, network.samples, sparsity, masks, chosen, network.exclude, place)
         start = 100 * accuracy(model.eval(), test)
         seed = chosen.seed + 100 * number  # other crops in every stage

@@ -36,13 +36,26 @@ def test_a_damping_chosen_on_images_held_aside_does_better_on_fresh_ones() -> No
     assert off[True] < 0.9 * off[False]
 
 
-def test_fewer_batches_than_can_be_held_aside_change_nothing() -> None:
+def test_large_batches_are_cut_so_that_some_images_can_be_held_aside() -> None:
+    """With the usual batch size a few hundred images are four batches, of which none would be held aside."""
+    dense, seen, _ = _few_images()
+    found = []
+    for size in (6, 60, 64):
+        pruned = copy.deepcopy(dense)
+        options = ReconstructOptions(batch_size=size)
+        prunus.reconstruct(pruned, 0.5, seen, pattern="unstructured", samples=60, options=options)
+        found.append(pruned.state_dict())
+    for other in found[1:]:
+        assert all(torch.equal(value, other[name]) for name, value in found[0].items())
+
+
+def test_fewer_images_than_can_be_held_aside_change_nothing() -> None:
     dense, seen, _ = _few_images()
     found = []
     for aside in (False, True):
         pruned = copy.deepcopy(dense)
         options = ReconstructOptions(batch_size=15, aside=aside)
-        prunus.reconstruct(pruned, 0.5, seen, pattern="unstructured", samples=60, options=options)
+        prunus.reconstruct(pruned, 0.5, seen[:4], pattern="unstructured", samples=4, options=options)
         found.append(pruned.state_dict())
     assert all(torch.equal(value, found[1][name]) for name, value in found[0].items())
 

@@ -10,6 +10,11 @@ from torch import Tensor
 from prunus.adapters import Batch, batches, check_finite
 from prunus.errors import BadInput
 
+FOLDS = 5
+"""One batch of so many is held aside where chance plays a part."""
+IMAGES = 4
+"""Sides of a batch of images."""
+
 
 def calibrate_on(data: Any, samples: int, batch_size: int, seed: int) -> list[Batch]:
     """The batches that hold the first `samples` of a random order of the data; labels are left out."""
@@ -27,15 +32,30 @@ def calibrate_on(data: Any, samples: int, batch_size: int, seed: int) -> list[Ba
         count += batch.size
         if count >= samples:
             break
-    return found
+    return split(found, 2 * FOLDS) if len(found) < FOLDS and found[0].inputs.dim() == IMAGES else found
+
+
+def split(found: list[Batch], parts: int) -> list[Batch]:
+    """About so many smaller batches of the same samples in the same order, so that some of them can be held aside."""
+    size = -(-sum(batch.size for batch in found) // parts)
+    return [part for batch in found for part in _pieces(batch, size)]
+
+
+def _pieces(batch: Batch, size: int) -> list[Batch]:
+    return [_cut(batch, slice(start, start + size)) for start in range(0, batch.size, size)]
 
 
 def head(batch: Batch, count: int) -> Batch:
-    """The first samples of a batch; what has no line for each sample is the same for all."""
+    """The first samples of a batch."""
+    return _cut(batch, slice(0, count))
+
+
+def _cut(batch: Batch, part: slice) -> Batch:
+    """Some samples of a batch as a view; what has no line for each sample is the same for all."""
 
     def cut(value: Any) -> Any:
         fits = isinstance(value, Tensor) and value.dim() > 0 and value.shape[0] == batch.size
-        return value[:count] if fits else value
+        return value[part] if fits else value
 
     kwargs = {name: cut(value) for name, value in batch.kwargs.items()}
-    return Batch(tuple(map(cut, batch.args)), kwargs, None, min(count, batch.size))
+    return Batch(tuple(map(cut, batch.args)), kwargs, None, len(range(batch.size)[part]))

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from prunus.adapters import Batch, call
 from prunus.errors import BadInput
 from prunus.layers import Weight
+from prunus.recovery._calibration import FOLDS
 from prunus.recovery._record import Recorder, Stop, Use, added_to, norms_of, place, real, storage
 from prunus.recovery._shelf import trim
 from prunus.recovery._solve import Factors
@@ -25,8 +26,6 @@ PLENTY = 32
 """With so many places to a column, chance plays no part in a fit."""
 ALIKE = 4
 """So many places of an image are taken for one: neighbours look alike, and patches overlap."""
-FOLDS = 5
-"""One batch of so many is held aside where chance plays a part."""
 TRIMMED = 8
 """After so many weights, tracing gives free memory back."""
 
