@@ -90,8 +90,8 @@ def run(quick: bool) -> list[dict[str, Any]]:
 def _judged() -> dict[float, float]:
     """Perplexity by sparsity, as far as it was measured."""
     rows = json.loads(QUALITY.read_text("utf8"))["rows"] if QUALITY.is_file() else []
-    kept = [row for row in rows if row["method"] == "dense" or row.get("pattern") == "balanced:16"]
-    return {float(row["sparsity"]): round(row["perplexity"], 1) for row in kept if row["method"] != "magnitude"}
+    kept = [row for row in rows if (row["method"], row["pattern"]) in (("dense", ""), ("reconstruct", "balanced:16"))]
+    return {float(row["sparsity"]): round(row["perplexity"], 1) for row in kept}
 
 
 def _network() -> Any:
