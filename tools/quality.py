@@ -344,7 +344,7 @@ def smollm2(whole: bool = False) -> Network:
     order = torch.randperm(len(calibration), generator=torch.Generator().manual_seed(0))[:128]
     samples = [{"input_ids": part} for part in calibration[order].split(4)]
     note = "SmolLM2-135M-Instruct, WikiText-2: 128 spans of 512 tokens of valid for calibration, perplexity on test."
-    cells = [("balanced:16", 0.5), ("2:4", 0.5), ("unstructured", 0.5)]
+    cells = [("balanced:16", 0.5), ("2:4", 0.5), ("unstructured", 0.5), ("balanced:16", 0.75)]
     return Network(
         model,
         samples,

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.data import TensorDataset
 
 from prunus.study import Cell, Settings
 from prunus.study.answers import nearest, same_answers
@@ -53,6 +54,19 @@ def test_nearest_texts_agree_with_a_search_one_by_one() -> None:
     assert same_answers(cell, dense, dense, pairs) == {"agreement": 1.0, "answers": 12}
     share = (nearest(dense, texts) == nearest(pruned, texts)).double().mean()
     assert same_answers(cell, dense, pruned, pairs)["agreement"] == pytest.approx(float(share))
+
+
+def test_labels_are_asked_from_the_whole_of_a_sorted_test_set() -> None:
+    """The first half of the samples keep their label and the others lose it: half of the answers stay."""
+    inputs = torch.cat([torch.tensor([[1.0, 0.0]]).repeat(200, 1), torch.tensor([[0.0, 1.0]]).repeat(200, 1)])
+    dense, pruned = nn.Linear(2, 2, bias=False).eval(), nn.Linear(2, 2, bias=False).eval()
+    with torch.no_grad():
+        dense.weight.copy_(torch.eye(2))
+        pruned.weight.copy_(torch.tensor([[1.0, 0.0], [0.0, -1.0]]))
+    cell = dataclasses.replace(CELL, settings=Settings(held_out=200))
+    found = same_answers(cell, dense, pruned, TensorDataset(inputs, inputs.argmax(1)))
+    assert 0.35 < found["agreement"] < 0.65
+    assert found == same_answers(cell, dense, pruned, TensorDataset(inputs, inputs.argmax(1))), "the same ones again"
 
 
 def test_other_metrics_have_no_such_answers() -> None:

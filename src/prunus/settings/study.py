@@ -40,7 +40,7 @@ class Settings:
         certify_seconds: Seconds for the linear relaxation of large networks, for all points together (small ones take
             what they need); those networks are certified in float64, where rounding does not exceed the bound.
         radius: 2-norm radius of these neighbourhoods.
-        held_out: Test points behind the statistical certificate; 0 leaves it out.
+        held_out: Test points, drawn at random, behind the statistical certificate; 0 leaves it out.
         sensitivity: Test points on which the loss of each layer alone is measured; 0 leaves it out.
         kernel: Test points that the tangent kernel is computed on; 0 leaves it out.
         compress: Pack the pruned network and time it against the dense one.

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import Subset
 
 from prunus.adapters import batches, main_output
 from prunus.adapters import call as run
@@ -14,16 +15,17 @@ from prunus.study.networks import first_inputs, quick
 
 
 def same_answers(cell: Cell, dense: nn.Module, pruned: nn.Module, test: Any) -> dict[str, Any]:
-    """The share of answers that stay among the first `held_out` test samples.
+    """The share of answers that stay among `held_out` test samples.
 
-    For labels there is a bound for all such inputs too, with 95 % confidence (ledger P-28). Metrics other than accuracy
+    For labels these are drawn from the whole test set, which may be sorted, and there is a bound for all such inputs
+    too, with 95 % confidence (ledger P-28). Metrics other than accuracy
     and those of text have no such answers.
     """
     if cell.settings.metric != "accuracy":
         return _texts(cell, dense, pruned, test)
     from prunus.certificates import certify_statistically
 
-    points = first_inputs(test, cell.settings.held_out)
+    points = first_inputs(_drawn(test, cell.settings.held_out), cell.settings.held_out)
     with quick(dense), quick(pruned):
         found = certify_statistically(dense, pruned, points, confidence=0.95)
     return {
@@ -33,6 +35,14 @@ def same_answers(cell: Cell, dense: nn.Module, pruned: nn.Module, test: Any) -> 
         "agreement": found.agreement,
         "agreement_low": found.agreement_low,
     }
+
+
+def _drawn(data: Any, count: int) -> Any:
+    """So many samples from anywhere in the data, always the same ones."""
+    if count >= len(data):
+        return data
+    chosen = torch.randperm(len(data), generator=torch.Generator().manual_seed(0))[:count]
+    return Subset(data, sorted(chosen.tolist()))
 
 
 @torch.no_grad()
