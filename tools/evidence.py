@@ -30,11 +30,16 @@ def cpu() -> str:
     return f"{name}, {os.cpu_count()} cores, {flags}"
 
 
-def record(name: str, rows: Sequence[Mapping[str, Any]], note: str = "", folder: Path = FOLDER) -> Path:
-    """Write `rows` to <folder>/<name>.json and a Markdown table beside it; returns the JSON's path."""
+def record(
+    name: str, rows: Sequence[Mapping[str, Any]], note: str = "", folder: Path = FOLDER, machine: str | None = None
+) -> Path:
+    """Write `rows` to <folder>/<name>.json and a Markdown table beside it; returns the JSON's path.
+
+    `machine` is where they were measured, if not here.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     day = datetime.date.today().isoformat()
-    body = {"name": name, "date": day, "cpu": cpu(), "note": note, "rows": [dict(row) for row in rows]}
+    body = {"name": name, "date": day, "cpu": machine or cpu(), "note": note, "rows": [dict(row) for row in rows]}
     _write(folder / f"{name}.json", json.dumps(body, indent=1, default=float) + "\n")
     columns = list(dict.fromkeys(key for row in rows for key in row))
     lines = [f"# {name}", "", note, "", f"{day}, {body['cpu']}", ""]

@@ -6,6 +6,7 @@ python -m tools.front                                   # puts it between its ma
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -28,15 +29,15 @@ LLAMA = "llama.cpp, Q8_0"
 def readme_table() -> list[str]:
     """The lines of the README's table, from docs/evidence."""
     lines = [
-        "| network | what was done | before | after | faster than float32 | than int8 | than int8 with VNNI | smaller "
-        "| what is known |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| network | what was done | before | after | int8 alone | faster than float32 | than int8 "
+        "| than int8 with VNNI | smaller | what is known |",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for name, (title, method, sparsity, judged) in FRONT.items():
         where = WHERE.get(name, "linear layers")
-        way = f"{100 * sparsity:.0f} % zeros in its {where}, {method.partition(', ')[2]}, reconstructed"
+        way = f"{100 * sparsity:.0f} % zeros in its {where}, {method.partition(', ')[2]}"
         if judged == "perplexity":
-            row, before, after, times = _language_model(method, sparsity)
+            row, before, after, alone, times = _language_model(method, sparsity)
         else:
             rows = [row for row in _evidence(f"showcase-{name}") if row["sparsity"] == sparsity]
             known = (method, method.replace(" by damage", ""))  # the second where the first was not measured yet
@@ -45,21 +46,22 @@ def readme_table() -> list[str]:
                 lines.append(_quality_alone(name, title, judged))
                 continue
             row = found[0]
-            before, after = (_shown(value, judged) for value in (row["quality_dense"], _told(row)))
+            values = (row["quality_dense"], _told(row), row["quality_int8"])
+            before, after, alone = (_shown(value, judged) for value in values)
             times = [_pair(_timed(name, row, False), f"faster_than_{rival}") for rival in ("dense", "int8")]
         vnni = _pair(_timed(name, row, True), "faster_than_int8")
         if judged == "perplexity":
             vnni = _reading_and_writing([vnni], sparsity, "bench-sparse-decoding-vnni", LLAMA)[0]
         size, known = (row["times smaller, integers"] or row["times smaller"], _known(row, judged))
         lines.append(
-            f"| {title} | {way} | {judged} {before} | {after} | {times[0]} | {times[1]} | {vnni} | {size:.1f} x "
-            f"| {known} |"
+            f"| {title} | {way} | {judged} {before} | {after} | {alone} | {times[0]} | {times[1]} | {vnni} "
+            f"| {size:.1f} x | {known} |"
         )
     return lines
 
 
-def _language_model(method: str, sparsity: float) -> tuple[dict[str, Any], str, str, list[str]]:
-    """Its cell, its perplexities in tools/quality.py (on more text than the study), and its speeds.
+def _language_model(method: str, sparsity: float) -> tuple[dict[str, Any], str, str, str, list[str]]:
+    """Its cell, its perplexities in tools/quality.py (on more text than the study; of int8 too), and its speeds.
 
     Where the study has no cell of the method, one of the same pattern and sparsity tells speed and size, which do not
     depend on the values of weights; it says nothing about answers then.
@@ -72,12 +74,13 @@ def _language_model(method: str, sparsity: float) -> tuple[dict[str, Any], str, 
     key = {"method": "reconstruct", "pattern": pattern, "sparsity": sparsity}
     (found,) = [other for other in rows if key.items() <= other.items()]
     (before,) = [other["perplexity"] for other in rows if other["method"] == "dense"]
+    (alone,) = [other["perplexity"] for other in rows if other["method"] == "dense int8"]
     timed = _timed("smollm2", row, False)
     reading = [_pair(timed, "faster_than_dense"), _pair(timed, "faster_than_int8")]
     times = _reading_and_writing(reading, sparsity, "bench-sparse-decoding", "torch", LLAMA)
     exact = f"{found['perplexity']:.1f} in float32"
     told = f"{whole:.1f} ({exact})" if (whole := found.get("perplexity in integers")) else exact
-    return row, f"{before:.1f}", told, times
+    return row, f"{before:.1f}", told, f"{alone:.1f}", times
 
 
 def _reading_and_writing(reading: list[str], sparsity: float, name: str, *rivals: str) -> list[str]:
@@ -93,7 +96,7 @@ def _quality_alone(name: str, title: str, judged: str) -> str:
     dense, row = (next(r for r in rows if r["method"] == method) for method in ("dense", "reconstruct"))
     way = f"{100 * row['sparsity']:.0f} % zeros, {row['pattern']}, reconstructed"
     shown = [f"{r['right %']:.1f} %" for r in (dense, row)]
-    return f"| {title} | {way} | {judged} {shown[0]} | {shown[1]} | – | – | – | – | quality alone |"
+    return f"| {title} | {way} | {judged} {shown[0]} | {shown[1]} | – | – | – | – | – | quality alone |"
 
 
 def _timed(name: str, row: dict[str, Any], vnni: bool) -> dict[str, Any]:
@@ -122,7 +125,8 @@ def _known(row: dict[str, Any], judged: str) -> str:
     """
     kernels = "" if "agreement in" in row else " in float32"
     if row["agreement_low"] is not None:
-        return f"the same label for at least {100 * row['agreement_low']:.1f} % of such images{kernels} (95 % sure)"
+        least = math.floor(1000 * row["agreement_low"]) / 10  # a bound is never rounded up
+        return f"the same label for at least {least:.1f} % of such images{kernels} (95 % sure)"
     if row["agreement"] is None:
         return "measured only"
     what = {"Spearman": "the same nearest sentence", "perplexity": "the same next token"}[judged]

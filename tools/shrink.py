@@ -397,6 +397,7 @@ def sparse_or_smaller() -> None:
         "Spearman on the STS benchmark and accuracy on CIFAR-10; sparse networks are reconstructed, not trained, and "
         "run in integers. Times are against the original, one thread, 1 x 32 tokens or one image: smaller ones in ONNX "
         "Runtime against itself, sparse ones in our kernels against the best dense float32 and int8.",
+        machine=json.loads((FOLDER / "showcase-resnet20.json").read_text("utf8"))["cpu"],
     )
 
 

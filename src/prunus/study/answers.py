@@ -6,12 +6,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Subset
 
 from prunus.adapters import batches, main_output
 from prunus.adapters import call as run
 from prunus.study.grid import Cell
-from prunus.study.networks import first_inputs, quick
+from prunus.study.networks import drawn, first_inputs, quick
 
 
 def same_answers(cell: Cell, dense: nn.Module, pruned: nn.Module, test: Any) -> dict[str, Any]:
@@ -25,7 +24,7 @@ def same_answers(cell: Cell, dense: nn.Module, pruned: nn.Module, test: Any) -> 
         return _texts(cell, dense, pruned, test)
     from prunus.certificates import certify_statistically
 
-    points = first_inputs(_drawn(test, cell.settings.held_out), cell.settings.held_out)
+    points = first_inputs(drawn(test, cell.settings.held_out), cell.settings.held_out)
     with quick(dense), quick(pruned):
         found = certify_statistically(dense, pruned, points, confidence=0.95)
     return {
@@ -35,14 +34,6 @@ def same_answers(cell: Cell, dense: nn.Module, pruned: nn.Module, test: Any) -> 
         "agreement": found.agreement,
         "agreement_low": found.agreement_low,
     }
-
-
-def _drawn(data: Any, count: int) -> Any:
-    """So many samples from anywhere in the data, always the same ones."""
-    if count >= len(data):
-        return data
-    chosen = torch.randperm(len(data), generator=torch.Generator().manual_seed(0))[:count]
-    return Subset(data, sorted(chosen.tolist()))
 
 
 @torch.no_grad()

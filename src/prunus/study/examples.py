@@ -15,6 +15,7 @@ from prunus.adapters import call as run
 from prunus.errors import PrunusError
 from prunus.study.answers import nearest
 from prunus.study.grid import Cell
+from prunus.study.networks import drawn
 
 _LOOKED_AT = 2048
 """Test samples that are searched for changed labels."""
@@ -38,7 +39,7 @@ def _images(dense: nn.Module, pruned: nn.Module, test: Any, count: int) -> tuple
     names = getattr(test, "classes", None)
     found: list[dict[str, Any]] = []
     changed = seen = mended = broken = 0
-    for batch in batches(test, 128, limit=_LOOKED_AT // 128):
+    for batch in batches(drawn(test, _LOOKED_AT), 128):
         if batch.inputs.dim() != 4 or batch.labels is None:
             return [], {"changed": 0, "seen": 0}
         before, after = (main_output(run(model, batch)).argmax(1) for model in (dense, pruned))

@@ -27,6 +27,7 @@ from prunus.study.grid import Cell
 from prunus.study.networks import (
     build,
     chance,
+    drawn,
     first_inputs,
     load,
     measure_quality,
@@ -141,8 +142,8 @@ def _attempt(record: dict[str, Any], name: str, measure: Callable[[], dict[str, 
 
 
 def _points(test: Any, count: int) -> Tensor:
-    """The first inputs as points of a space; text has none."""
-    found = first_inputs(test, count)
+    """Some inputs as points of a space; text has none."""
+    found = first_inputs(drawn(test, count), count)
     if not isinstance(found, Tensor):
         raise BadInput("it needs inputs that are numbers, and these are texts.")
     return found
@@ -153,13 +154,10 @@ def _points(test: Any, count: int) -> Tensor:
 
 def masks_of(cell: Cell, dense: nn.Module) -> Masks:
     """The masks of the cell's score, or by magnitude where its method chooses in a way of its own."""
-    from torch.utils.data import Subset
-
     data = None
     score = "magnitude" if methods.METHODS[methods.parse(cell.method)[0]].score else cell.score
     if scores.needs_data(score):
-        train = load(cell, "train")
-        data = Subset(train, range(min(cell.settings.look, len(train))))
+        data = drawn(load(cell, "train"), cell.settings.look)
     return find_masks(
         dense,
         cell.sparsity,
@@ -235,9 +233,7 @@ def _layers(
 
 def _costs(cell: Cell, dense: nn.Module, masks: Masks, test: Any) -> dict[str, float]:
     """For each layer by name: the rise of the loss when it alone is pruned."""
-    from torch.utils.data import Subset
-
-    part = Subset(test, range(min(cell.settings.sensitivity, len(test))))
+    part = drawn(test, cell.settings.sensitivity)
     found = {}
     with quick(dense):
         before = measure_quality("accuracy", dense, part)["loss"] or 0.0

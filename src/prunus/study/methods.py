@@ -224,12 +224,10 @@ def _ticket(cell: Cell, dense: nn.Module, train: Any) -> Made:
 
 def _shrink(cell: Cell, dense: nn.Module, train: Any) -> Made:
     """A network with 1 - sparsity of the multiply-adds."""
-    from torch.utils.data import Subset
-
     from prunus.structure import find_removal
-    from prunus.study.networks import first_inputs
+    from prunus.study.networks import drawn, first_inputs
 
-    data = Subset(train, range(min(cell.settings.samples, len(train))))
+    data = drawn(train, cell.settings.samples)
     example = first_inputs(train, 1)
     removal = find_removal(
         dense, 1 - cell.sparsity, example=example, data=data, exclude=cell.settings.exclude, seed=cell.seed

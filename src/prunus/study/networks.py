@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import Subset
 
 from prunus import __version__
 from prunus.adapters import batches, main_output
@@ -111,11 +112,20 @@ def chance(metric: str, data: Any) -> float | None:
     """The accuracy that a network without any skill may show: the largest class, and three standard errors more."""
     if metric != "accuracy":
         return None
-    labels = torch.cat([b.labels for b in batches(data, 256, limit=8) if b.labels is not None] or [torch.empty(0)])
+    some = batches(drawn(data, 2048), 256)
+    labels = torch.cat([b.labels for b in some if b.labels is not None] or [torch.empty(0)])
     if not len(labels) or labels.is_floating_point() or labels.dim() > 1:
         return None
     share = float(labels.bincount().max()) / len(labels)
     return share + 3 * math.sqrt(share * (1 - share) / len(labels))
+
+
+def drawn(data: Any, count: int) -> Any:
+    """So many samples from anywhere in the data, which may be sorted; always the same ones, in their order."""
+    if count >= len(data):
+        return data
+    chosen = torch.randperm(len(data), generator=torch.Generator().manual_seed(0))[:count]
+    return Subset(data, sorted(chosen.tolist()))
 
 
 def first_inputs(data: Any, count: int) -> Tensor | Mapping[str, Tensor]:

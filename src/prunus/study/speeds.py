@@ -18,7 +18,7 @@ from prunus.errors import PrunusError
 from prunus.settings.study import Settings
 from prunus.study.answers import same_answers
 from prunus.study.grid import Cell
-from prunus.study.networks import call, first_inputs, load, measure_quality, stored_bytes
+from prunus.study.networks import call, drawn, first_inputs, load, measure_quality, stored_bytes
 from prunus.timing import clock_for, interleave, median, ratios
 
 ROUNDS, LEAST = 21, 1e-3
@@ -180,7 +180,7 @@ def _int8_quality(cell: Cell, dense: nn.Module, rows: list[dict[str, Any]], test
 
     if not any(row["name"].startswith("int8") for row in rows):
         return {}
-    engine = int8_engine(dense, first_inputs(load(cell, "train"), 64))
+    engine = int8_engine(dense, first_inputs(drawn(load(cell, "train"), 64), 64))
     if engine is None:
         return {}
     return {"quality_int8": measure_quality(cell.settings.metric, engine, test)["quality"]}
