@@ -54,6 +54,33 @@ def test_layers_with_the_same_inputs_may_be_units_of_their_own() -> None:
     assert set(masks) == {"loud.weight", "quiet.weight"}
 
 
+class Wide(nn.Module):
+    """One layer beside two, and exits of all that are joined at the end."""
+
+    def __init__(self, joined: bool) -> None:
+        super().__init__()
+        self.joined, self.wide = joined, nn.Linear(32, 16)
+        self.deep = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 16))
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide, deep = self.wide(x), self.deep(x)
+        return torch.cat([wide, deep], 1) if self.joined else wide + deep
+
+
+@pytest.mark.parametrize("joined", [False, True])
+def test_branches_may_meet_behind_the_last_layer(joined: bool) -> None:
+    torch.manual_seed(0)
+    model, data = Wide(joined).eval(), torch.randn(256, 32)
+    found = prunus.recovery.measure_damage(model, data, "unstructured", samples=256, grid=(0.25, 0.5, 0.75))
+    assert all(curve[-1] > 0 for curve in found.curves.values())
+    with torch.no_grad():
+        dense = model(data)
+        masks = prunus.reconstruct(model, 0.5, data, "unstructured", "damage", samples=256)
+        lost = float((model(data) - dense).square().mean() / dense.var())
+    assert masks.sparsity == pytest.approx(0.5, abs=0.01)
+    assert lost < 0.1
+
+
 @pytest.mark.parametrize("place", [1, 2])
 def test_the_curve_meets_what_pruning_the_layer_alone_costs(place: int) -> None:
     torch.manual_seed(0)
@@ -256,7 +283,7 @@ def measured(model: nn.Module, data: Tensor, **options: Any) -> _damage.Damage:
     weights, batches = prunable_weights(model), [as_batch(part) for part in data.split(32)]
     with torch.no_grad():
         choices = _damage.around(prunus.patterns.parse("unstructured"), 0.5)
-        return _damage.damage(model.eval(), weights, choices, batches, [None] * len(batches), 0.01, **options)
+        return _damage.damage(model.eval(), weights, choices, batches, [()] * len(batches), 0.01, **options)
 
 
 def test_the_curves_take_no_more_memory_than_allowed(monkeypatch: pytest.MonkeyPatch) -> None:

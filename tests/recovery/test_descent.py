@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import prunus
+from prunus.errors import BadInput
 from prunus.layers import prunable_weights
 from prunus.recovery import ReconstructOptions, _descent
 from prunus.recovery._units import runs
@@ -105,3 +106,28 @@ def test_parts_are_attention_and_mlp_and_blocks_with_batch_norms_are_whole() -> 
     assert parts(sharpened(language_model)[0], "model.layers.0", ids) == ["self_attn", "mlp"]
     assert parts(sharpened(encoder)[0], "encoder.layer.0", ids) == ["attention"]
     assert parts(prunus.models.make("resnet20"), "layer1.0", torch.randn(2, 3, 32, 32)) == []
+
+
+class Overwriting(nn.Module):
+    """Changes the output of a sigmoid, which its gradient needs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(8, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        middle = torch.sigmoid(self.first(x))
+        last = self.second(middle)
+        middle += 1.0
+        return x + last + middle
+
+
+def test_what_gradients_cannot_follow_is_said_and_nothing_changes() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), Overwriting(), Overwriting(), nn.Flatten(), nn.Linear(8 * 36, 4)).eval()
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(BadInput, match="leave descent at 0"):
+        prunus.reconstruct(
+            model, 0.5, torch.randn(32, 3, 8, 8), pattern="unstructured", options=ReconstructOptions(descent=1)
+        )
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())

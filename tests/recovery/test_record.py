@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+import prunus
 from prunus.layers import prunable_weights
 from prunus.recovery._record import Recorder, Use, plain_layers
 
@@ -58,6 +59,43 @@ def test_weights_are_seen_through_attention_and_its_slices() -> None:
     assert seen == {("in_proj_weight", (0, 8)), ("in_proj_weight", (8, 24)), ("weight", (0, 8))}
 
 
+class _Mixer(nn.Module):
+    """Layers over positions, over their slices, and over columns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.places, self.bare, self.columns = nn.Linear(6, 6), nn.Linear(8, 8, bias=False), nn.Linear(8, 4)
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.places(x.transpose(1, 2)).transpose(1, 2)
+        x = x[:, :3] + self.bare(x[:, :3])
+        return self.columns(self.attention(x[:, :2], x, x, need_weights=False)[0])
+
+
+def test_whether_weights_need_gradients_changes_nothing() -> None:
+    torch.manual_seed(0)
+    models = [_Mixer(), _Mixer().requires_grad_(False)]
+    models[1].load_state_dict(models[0].state_dict())
+    data = torch.randn(64, 6, 8)
+    for model in models:
+        prunus.reconstruct(model, 0.5, data, pattern="unstructured", samples=64)
+        assert all(parameter.requires_grad is (model is models[0]) for parameter in model.parameters())
+    for (name, one), two in zip(models[0].state_dict().items(), models[1].state_dict().values()):
+        torch.testing.assert_close(one, two, msg=name)
+
+
+def test_a_frozen_weight_is_seen_with_inputs_in_pieces() -> None:
+    torch.manual_seed(0)
+    layer = nn.Linear(6, 4, bias=False).double().requires_grad_(False)
+    uses: list[Use] = []
+    with torch.no_grad(), Recorder(prunable_weights(layer).values(), uses.append):
+        output = layer(torch.randn(5, 6, 3, dtype=torch.float64).transpose(1, 2))
+    (use,) = uses
+    torch.testing.assert_close(use.columns()[:, 0] @ layer.weight.T, output.flatten(0, 1))
+    torch.testing.assert_close(use.output, output.flatten(0, 1))
+
+
 @pytest.mark.parametrize("make", [nn.LSTM, nn.GRU, nn.RNN])
 def test_recurrent_matrices_are_seen_step_by_step(make: type[nn.RNNBase]) -> None:
     torch.manual_seed(0)
@@ -81,6 +119,6 @@ def test_padded_positions_are_left_out() -> None:
     layer = nn.Linear(4, 3)
     keep = torch.tensor([[True, True, False], [True, False, False]])
     uses: list[Use] = []
-    with Recorder(prunable_weights(layer).values(), uses.append, keep=keep):
+    with Recorder(prunable_weights(layer).values(), uses.append, keep=(keep,)):
         layer(torch.randn(2, 3, 4))
     assert uses[0].columns().shape == (3, 1, 4)

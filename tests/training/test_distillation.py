@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -267,3 +268,46 @@ def test_blocks_that_do_not_run_in_both_are_left_out() -> None:
 def test_settings_of_another_kind_are_named(name: str, given: Any) -> None:
     with pytest.raises(BadInput, match=f"^{name} must be .*, not {type(given).__name__}"):
         distil(fc(), fc(), torch.randn(8, 64), **{name: given})
+
+
+def test_numbers_that_are_no_scores_come_near_in_size_and_in_common_part() -> None:
+    """Softmax would see neither a shift of all outputs nor, where they are large, how far they are off."""
+    torch.manual_seed(0)
+    teacher = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3)).eval()
+    student, data = copy.deepcopy(teacher), torch.randn(256, 8)
+    with torch.no_grad():
+        student[2].bias += 3.0
+    history = distil(
+        student, teacher, data, "30ep", config=FitConfig(optimizer="adamw", lr=3e-2, weight_decay=0.0, batch_size=32),
+        options=DistilOptions(hidden=0.0),
+    )  # fmt: skip
+    assert history[0].loss > 1.0
+    assert float((student(data) - teacher(data)).abs().mean()) < 0.3
+
+
+def test_every_place_of_an_image_keeps_its_class() -> None:
+    """Logits of segmentation have classes in front of height and width."""
+    torch.manual_seed(0)
+
+    class Segmenting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Conv2d(3, 4, 1)
+
+        def forward(self, pixel_values: Tensor) -> Any:
+            return SimpleNamespace(logits=self.head(pixel_values))
+
+    teacher, images = Segmenting().eval(), {"pixel_values": torch.randn(32, 3, 6, 6)}
+    student = copy.deepcopy(teacher)
+    with torch.no_grad():
+        student.head.bias += torch.tensor([2.0, -1.0, 1.0, -2.0])
+
+    def same() -> float:
+        return float((student(**images).logits.argmax(1) == teacher(**images).logits.argmax(1)).float().mean())
+
+    assert same() < 0.5
+    distil(
+        student, teacher, images, "60ep", config=FitConfig(optimizer="adamw", lr=3e-2, weight_decay=0.0, batch_size=8),
+        options=DistilOptions(hidden=0.0),
+    )  # fmt: skip
+    assert same() > 0.9

@@ -19,7 +19,7 @@ from prunus.adapters._calls import (
     main_output,
     output_tensors,
 )
-from prunus.adapters._data import IGNORED, LABELS, Batch, IndexedSamples, as_batch, batches
+from prunus.adapters._data import IGNORED, LABELS, Batch, IndexedSamples, as_batch, batches, unpadded
 from prunus.adapters._examples import example_input
 
 __all__ = [
@@ -38,4 +38,5 @@ __all__ = [
     "forward_names",
     "main_output",
     "output_tensors",
+    "unpadded",
 ]

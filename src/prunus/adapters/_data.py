@@ -22,6 +22,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, default_colla
 from prunus.errors import BadInput, first_line
 
 LABELS = ("labels", "label", "label_ids", "target", "targets", "y")
+_SIDES = ("", "decoder_")  # encoder-decoders name the decoder's inputs so
 IGNORED = -100  # the label of padding, as torch's cross-entropy ignores it
 
 
@@ -48,6 +49,27 @@ class Batch:
         if found is None:
             raise BadInput("The data hold no tensor that a model could take.")
         return found
+
+    def real_positions(self) -> tuple[Tensor, ...]:
+        """Masks (samples, positions), True where a sequence has a token, False where it is padded; none for other data.
+
+        Data for an encoder and a decoder have one for each. Where both are of one shape, nothing tells whose
+        activations a tensor of that shape holds: then one mask is True where either sequence has a token.
+        """
+        found: dict[torch.Size, Tensor] = {}
+        given = [self.kwargs.get(f"{side}attention_mask") for side in _SIDES]
+        if not any(isinstance(mask, Tensor) and mask.dim() == 2 for mask in given):
+            return ()
+        for side, mask in zip(_SIDES, given):
+            inputs = (self.kwargs.get(f"{side}{name}") for name in ("input_ids", "inputs_embeds"))
+            there = next((value for value in inputs if isinstance(value, Tensor) and value.dim() > 1), None)
+            if not isinstance(mask, Tensor) or mask.dim() != 2:
+                if there is None:
+                    continue
+                mask = torch.ones(there.shape[:2], device=there.device)
+            own = mask.bool()
+            found[own.shape] = found[own.shape] | own if own.shape in found else own
+        return tuple(found.values())
 
     def rows(self, chosen: list[int]) -> Batch:
         """Some of the samples, by their positions; what is not a tensor with a row for each sample stays as it is."""
@@ -88,6 +110,15 @@ class Batch:
 
         named = {name: changed(value) for name, value in self.kwargs.items()}
         return replace(self, args=tuple(map(changed, self.args)), kwargs=named, labels=changed(self.labels))
+
+
+def unpadded(values: Tensor, keep: tuple[Tensor, ...]) -> Tensor:
+    """Activations (samples, positions, columns) without padded positions, and other values as they are.
+
+    `keep` are the masks of `Batch.real_positions`.
+    """
+    fitting = next((mask for mask in keep if values.dim() == 3 and values.shape[:2] == mask.shape), None)
+    return values if fitting is None else values[fitting]
 
 
 def batches(

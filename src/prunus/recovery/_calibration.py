@@ -32,7 +32,9 @@ def calibrate_on(data: Any, samples: int, batch_size: int, seed: int) -> list[Ba
         count += batch.size
         if count >= samples:
             break
-    return split(found, 2 * FOLDS) if len(found) < FOLDS and found[0].inputs.dim() == IMAGES else found
+    # The fifth batch is held aside: where it is the last, it may be a single sample.
+    short = len(found) < FOLDS or (len(found) == FOLDS and found[-1].size < found[0].size)
+    return split(found, 2 * FOLDS) if short and found[0].inputs.dim() == IMAGES else found
 
 
 def split(found: list[Batch], parts: int) -> list[Batch]:

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from prunus.adapters import Batch
+from prunus.adapters import Batch, unpadded
 from prunus.contract import Pattern
 from prunus.errors import BadInput
 from prunus.layers import Weight
@@ -29,6 +29,7 @@ from prunus.pruning import patterns
 from prunus.recovery._layer import centred, keep_mean, loudness, problem_for, shrunk
 from prunus.recovery._moments import Moments, bias_of, measure, trace
 from prunus.recovery._progress import LayerProgress, progress
+from prunus.recovery._record import Keep
 from prunus.recovery._shelf import leaves
 from prunus.recovery._solve import Factors, damped, errors, optimum
 from prunus.recovery._units import UnitWalk, divide, looks_back
@@ -108,7 +109,7 @@ def steps(pattern: patterns.NM) -> dict[float, Pattern]:
 
 def damage(
     model: nn.Module, weights: Mapping[str, Weight], choices: Mapping[float, Pattern], batches: Sequence[Batch],
-    keeps: Sequence[Tensor | None], damping: float, memory: float = 2e9, shown: bool | None = False,
+    keeps: Sequence[Keep], damping: float, memory: float = 2e9, shown: bool | None = False,
 ) -> Damage:  # fmt: skip
     """Measure every weight's curve on the dense network's own inputs.
 
@@ -123,13 +124,13 @@ def damage(
 
 def _curves(
     model: nn.Module, weights: Mapping[str, Weight], choices: Mapping[float, Pattern], batches: Sequence[Batch],
-    keeps: Sequence[Tensor | None], damping: float, memory: float, line: LayerProgress,
+    keeps: Sequence[Keep], damping: float, memory: float, line: LayerProgress,
 ) -> dict[str, list[float]]:  # fmt: skip
     """What the network's output loses, relative to its variance, with each layer at each of the choices."""
     units = divide(model, weights, batches[0])
     stages = trace(model, weights, batches[0], keeps[0], units)
     walk = UnitWalk(model, units, batches, memory)
-    walk.keep_all = looks_back(model, units, batches[0])
+    walk.keep_all = looks_back(model, units, batches[0], end=True)
     ends = [_real(walk.to_end(index), keep).detach().clone() for index, keep in enumerate(keeps[:ENDS])]
     if any(bool(end.isnan().any()) or not bool(end.isfinite().any()) for end in ends):
         raise BadInput("The outputs of the model hold NaN or Inf on the first batches: mend the model or the data.")
@@ -204,7 +205,7 @@ def _trials(
 
 def _lost(
     walk: UnitWalk, weight: Weight, values: Tensor, moments: Moments, norm: nn.Module | None, ends: Sequence[Tensor],
-    keeps: Sequence[Tensor | None],
+    keeps: Sequence[Keep],
 ) -> float:  # fmt: skip
     """What the network's output loses, relative to its variance, when this layer alone has these values."""
     bias, lines = bias_of(weight), weight.rows(weight.parameter.detach())
@@ -228,7 +229,7 @@ def _lost(
     return lost
 
 
-def _real(output: Any, keep: Tensor | None) -> Tensor:
+def _real(output: Any, keep: Keep) -> Tensor:
     """The first tensor of numbers in what the model gives, without positions that are padded."""
     found = next((tensor for tensor in leaves(output) if tensor.is_floating_point()), None)
     if found is None:
@@ -236,7 +237,7 @@ def _real(output: Any, keep: Tensor | None) -> Tensor:
             "allocation='damage' compares outputs, and those of the model hold no numbers with fractions: "
             "take another allocation."
         )
-    return found[keep] if keep is not None and found.dim() == 3 and found.shape[:2] == keep.shape else found
+    return unpadded(found, keep)
 
 
 def _distance(output: Tensor, end: Tensor) -> float:

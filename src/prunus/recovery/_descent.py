@@ -10,7 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from prunus.recovery._record import Recorder, Stop, is_batch_norm, unseen
+from prunus.adapters import unpadded
+from prunus.errors import BadInput
+from prunus.recovery._record import Keep, Recorder, Stop, is_batch_norm, unseen
 from prunus.recovery._shelf import Shelf, leaves
 from prunus.recovery._units import Inputs, UnitWalk
 from prunus.settings.recovery import ReconstructOptions
@@ -26,7 +28,7 @@ class Descent:
     """
 
     def __init__(
-        self, dense: UnitWalk, pruned: UnitWalk, masks: Mapping[Tensor, Tensor], keeps: Sequence[Tensor | None],
+        self, dense: UnitWalk, pruned: UnitWalk, masks: Mapping[Tensor, Tensor], keeps: Sequence[Keep],
         options: ReconstructOptions,
     ) -> None:  # fmt: skip
         self.dense, self.pruned, self.masks, self.keeps, self.options = dense, pruned, masks, keeps, options
@@ -106,6 +108,7 @@ def watch(walk: UnitWalk, part: nn.Module, index: int) -> tuple[Inputs, Tensor, 
     """What a part of the present unit is given for a batch, what it gives, and what is added to that behind it."""
     given: list[Inputs] = []
     made: list[Tensor] = []
+    version = 0
     kept: list[Tensor] = []
     beside: list[Tensor] = []
 
@@ -114,18 +117,21 @@ def watch(walk: UnitWalk, part: nn.Module, index: int) -> tuple[Inputs, Tensor, 
             given.append(_own((args, kwargs)))
 
     def after(_: nn.Module, args: Any, output: Any) -> None:
+        nonlocal version
         made.append(_first(output))
+        version = made[0]._version
         with unseen():  # a copy is not what the model computes from it
             kept.append(made[0].detach().clone())
 
     def summed(first: Tensor, second: Tensor) -> None:
-        if made and not beside and first.data_ptr() == made[0].data_ptr() and first.shape == made[0].shape:
+        same = made and first.data_ptr() == made[0].data_ptr() and first.shape == made[0].shape
+        if same and not beside and first._version == version:
             beside.append(second.clone())
             walk.parts.stop()
 
     hooks = (part.register_forward_pre_hook(before, with_kwargs=True), part.register_forward_hook(after))
     try:
-        with Recorder((), lambda use: None, None, None, summed), suppress(Stop):
+        with Recorder((), lambda use: None, summed=summed), suppress(Stop):
             walk.run(index)
     finally:
         for hook in hooks:
@@ -135,7 +141,7 @@ def watch(walk: UnitWalk, part: nn.Module, index: int) -> tuple[Inputs, Tensor, 
 
 def descend(
     module: nn.Module, run: Callable[[int], Any], aim: Callable[[int], Any], masks: Mapping[Tensor, Tensor],
-    keeps: Sequence[Tensor | None], options: ReconstructOptions, still: Collection[Tensor] = (),
+    keeps: Sequence[Keep], options: ReconstructOptions, still: Collection[Tensor] = (),
 ) -> bool:  # fmt: skip
     """Move `module`, which gives `run(index)`, towards `aim(index)`; True if batches held aside came closer.
 
@@ -168,7 +174,7 @@ def descend(
                     group["lr"] = rate * (1.0 - done / total)
                 optimizer.zero_grad(set_to_none=True)
                 with torch.enable_grad():
-                    distance(index).backward()
+                    _back(distance(index))
                 for p in parameters:
                     if p.grad is not None and p in masks:
                         p.grad.masked_fill_(~masks[p], 0.0)
@@ -180,6 +186,17 @@ def descend(
     for p, value in zip(parameters, state):
         p.copy_(value)
     return best < first
+
+
+def _back(distance: Tensor) -> None:
+    try:
+        distance.backward()
+    except RuntimeError as error:
+        if "inplace" not in str(error):
+            raise
+        raise BadInput(
+            "The model changes values in place that gradients need, so descent cannot follow it: leave descent at 0."
+        ) from error
 
 
 def _own(inputs: Inputs) -> Inputs:
@@ -211,8 +228,7 @@ def _typical(parameter: nn.Parameter, mask: Tensor | None) -> float:
     return max(1e-3, float(values.double().square().mean().sqrt())) if values.numel() else 1e-3
 
 
-def _relative(output: Tensor, target: Tensor, keep: Tensor | None) -> Tensor:
+def _relative(output: Tensor, target: Tensor, keep: Keep) -> Tensor:
     """Squared distance of a block's output from the dense network's, relative to the variance of the latter."""
-    if keep is not None and output.dim() == 3 and output.shape[:2] == keep.shape:
-        output, target = output[keep], target[keep]
+    output, target = unpadded(output, keep), unpadded(target, keep)
     return (output - target).square().mean() / target.var().clamp_min(1e-12)

@@ -18,7 +18,10 @@ from prunus.settings.recovery import ReconstructOptions
 TRIAL = 4  # steps of conjugate gradients before two masks are compared
 GAIN = 1e-4  # a step that lowers the error by less is the last one
 LADDER = (1, 5, 20, 60, 180)  # dampings that are tried on batches held aside, as multiples of the least
-WORTH = 0.01  # more damping must lower the error there by this part
+STRENGTHS = (1.0, 0.0)  # of the shrinking, tried there as well
+WORTH = 0.01  # another choice must lower the error there by this part
+CHANCE = 0.05  # a smaller part of the correlations may be chance without harm where places are not few
+FADED = 4  # so many places to a column are not few; without batches held aside they are not shrunk any more
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,23 +53,41 @@ def centred(moments: Moments, shift: bool) -> tuple[Tensor, Tensor | None]:
     return own, cross
 
 
-def shrunk(own: Tensor, cross: Tensor | None, count: int) -> tuple[Tensor, Tensor | None]:
-    """Moments of few places, their correlations drawn towards zero as far as they may be chance.
+def chance(own: Tensor, count: int) -> Tensor:
+    """The part of the correlations in `count` places that may be chance, by groups, from 0 to 1.
 
-    With fewer places than columns most directions were never seen, and a fit would change them freely. The part is the
-    oracle-approximating one (Chen et al. 2010), taken on correlations so that scales do not matter.
+    The oracle-approximating one (Chen et al. 2010), on correlations so that scales do not matter.
     """
     columns = own.shape[-1]
-    if count >= columns or columns < 2:
-        return own, cross
     diagonal = own.diagonal(dim1=-2, dim2=-1)
     # Inputs that hardly vary leave nothing but rounding, perhaps below zero: they have no correlations.
     least = torch.finfo(own.dtype).eps * diagonal.mean(-1, keepdim=True).clamp_min(0.0)
     spread = torch.where(diagonal > least, diagonal.clamp_min(1e-300).rsqrt(), 0.0)
     square = (own * spread.unsqueeze(-1) * spread.unsqueeze(-2)).square().sum((-2, -1))
     above = (1 - 2 / columns) * square + columns**2
-    part = (above / ((count + 1 - 2 / columns) * (square - columns).clamp_min(1e-12))).clamp(max=1.0)
-    keep = (1 - part).unsqueeze(-1).unsqueeze(-1)
+    return (above / ((count + 1 - 2 / columns) * (square - columns).clamp_min(1e-12))).clamp(max=1.0)
+
+
+def uncertain(own: Tensor, count: int) -> bool:
+    """Is there a choice between shrinking and not?"""
+    return count < FADED * own.shape[-1] or float(chance(own, count).max()) >= CHANCE
+
+
+def shrunk(
+    own: Tensor, cross: Tensor | None, count: int, strength: float | None = None
+) -> tuple[Tensor, Tensor | None]:
+    """Moments of few places, their correlations drawn towards zero by `strength` times the part that may be chance.
+
+    Directions that were never or hardly seen would else be changed freely by a fit: the more so the nearer the places
+    come to the number of columns, from either side. How strong is best depends on the structure of the inputs, which
+    batches held aside can tell. Without them it is 1 up to as many places as columns, and fades from there.
+    """
+    columns = own.shape[-1]
+    if strength is None:
+        strength = min(1.0, max(0.0, (FADED - count / columns) / (FADED - 1)))
+    if not strength or columns < 2:
+        return own, cross
+    keep = 1 - strength * chance(own, count).unsqueeze(-1).unsqueeze(-1)
 
     def drawn(matrix: Tensor) -> Tensor:
         return keep * matrix + (1 - keep) * torch.diag_embed(matrix.diagonal(dim1=-2, dim2=-1))
@@ -170,30 +191,53 @@ def loudness(norm: nn.Module | None, matrix: Tensor) -> Tensor:
 def held_aside(
     weight: Weight, matrix: Tensor, scale: Tensor, moments: Moments, *, pattern: Pattern, sparsity: float,
     given: Tensor | None, shift: bool, last: bool, settings: ReconstructOptions,
-) -> ReconstructOptions:  # fmt: skip
-    """The settings with the damping that does best on the batches held aside, after a quick fit to the others."""
+) -> tuple[ReconstructOptions, float | None]:  # fmt: skip
+    """The settings with the damping, and the strength of the shrinking, that do best on the batches held aside.
+
+    After a quick fit to the others. Both are then used on all batches: what is best for a part of them is best for all,
+    which the number of places alone is not, as it may stand on either side of a limit.
+    """
     rest, aside = moments.rest(), moments.aside
     assert aside is not None
-    own, cross = shrunk(*centred(rest, shift), rest.count)
+    seen = centred(rest, shift)
     there, across = centred(aside, shift)
     aimed = matrix @ there
-    if settings.towards:
-        aimed = aimed + settings.towards * wanted(matrix, there, across, aside, shift, last)
     size = float((matrix @ there * matrix * scale.square()).sum())
-    best, least = settings, math.inf
-    for step in LADDER:
-        tried = replace(settings, damping=settings.damping * step)
-        start, ridge = _start(weight, matrix, rest, own, cross, shift, last, tried)
+    if settings.towards:
+        extra = settings.towards * wanted(matrix, there, across, aside, shift, last)
+        aimed = aimed + extra
+        if weight.name in aside.lack:  # else what the outputs lack is left out, and errors may be below zero
+            size += 2 * float((matrix * extra * scale.square()).sum())
+            size += settings.towards**2 * lack(weight, matrix, aside, shift) * float(scale.square().mean())
+
+    def error(tried: ReconstructOptions, strength: float | None) -> float:
+        inputs = shrunk(*seen, rest.count, strength)
+        start, ridge = _start(weight, matrix, rest, *inputs, shift, last, tried, strength)
         task = problem_for(weight, start * scale, ridge, pattern, sparsity)
         mask = given
         if mask is None:
             mask = task.choose(task.weight.square() * ridge.moments.diagonal(dim1=-2, dim2=-1).unsqueeze(-2))
         values = optimum(task, mask, rounds=TRIAL, gain=GAIN).double()
-        error = size + float((values @ there * values - 2 * values * aimed * scale).sum())
-        if error > (1 - WORTH) * least:
-            break
-        best, least = tried, error
+        return size + float((values @ there * values - 2 * values * aimed * scale).sum())
+
+    best: tuple[ReconstructOptions, float | None] = settings, None
+    least = math.inf
+    for strength in STRENGTHS if uncertain(seen[0], rest.count) else (None,):
+        lowest = math.inf
+        for step in LADDER:
+            tried = replace(settings, damping=settings.damping * step)
+            found = error(tried, strength)
+            if not _lower(found, lowest):
+                break
+            lowest = found
+            if _lower(found, least):
+                best, least = (tried, strength), found
     return best
+
+
+def _lower(found: float, least: float) -> bool:
+    """By more than chance: errors differ a little between any two fits."""
+    return math.isinf(least) or found < least - WORTH * max(least, 0.0)
 
 
 def find(problem: Problem, refine: int) -> tuple[Tensor, Tensor]:
@@ -234,12 +278,14 @@ def rebuild(
     own, cross = centred(moments, shift)
     scale = loudness(norm, matrix)
     mask = None if given is None else weight.rows(given).reshape(matrix.shape)
-    if moments.aside is not None:
-        settings = held_aside(
+    strength = None
+    if moments.aside is not None and (weight.parameter.dim() > 2 or uncertain(own, moments.count)):
+        settings, strength = held_aside(
             weight, matrix, scale, moments, pattern=pattern, sparsity=sparsity, given=mask, shift=shift,
             last=norm is None, settings=settings,
         )  # fmt: skip
-    start, ridge = _start(weight, matrix, moments, *shrunk(own, cross, moments.count), shift, norm is None, settings)
+    inputs = shrunk(own, cross, moments.count, strength)
+    start, ridge = _start(weight, matrix, moments, *inputs, shift, norm is None, settings, strength)
     problem = problem_for(weight, start * scale, ridge, pattern, sparsity)
     if mask is None:
         mask, values = find(problem, settings.refine)
@@ -260,10 +306,10 @@ def rebuild(
 
 def _start(
     weight: Weight, matrix: Tensor, moments: Moments, own: Tensor, cross: Tensor | None, shift: bool, last: bool,
-    settings: ReconstructOptions,
+    settings: ReconstructOptions, strength: float | None,
 ) -> tuple[Tensor, Factors]:  # fmt: skip
     """(W*, H) as `aim` finds them, W* drawn towards the dense weight as far as the difference may be chance."""
-    key = (shift, settings.damping)
+    key = (shift, settings.damping, strength)
     if key not in moments.factors:
         moments.factors[key] = Factors(damped(own, settings.damping))
     ridge = moments.factors[key]

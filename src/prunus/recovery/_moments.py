@@ -17,13 +17,15 @@ from prunus.adapters import Batch, call
 from prunus.errors import BadInput
 from prunus.layers import Weight
 from prunus.recovery._calibration import FOLDS
-from prunus.recovery._record import Recorder, Stop, Use, added_to, norms_of, place, real, storage
+from prunus.recovery._record import Keep, Recorder, Stop, Use, added_to, norms_of, place, real, storage
 from prunus.recovery._shelf import trim
 from prunus.recovery._solve import Factors
 from prunus.recovery._units import UnitWalk
 
 PLENTY = 32
 """With so many places to a column, chance plays no part in a fit."""
+WIDE = 4096
+"""Inputs of a linear layer with more columns are not held aside: their sums are too large to keep them apart."""
 ALIKE = 4
 """So many places of an image are taken for one: neighbours look alike, and patches overlap."""
 TRIMMED = 8
@@ -58,7 +60,7 @@ class Moments:
     target: Tensor | None = None
     aimed: Tensor | None = None
     aside: Moments | None = None
-    factors: dict[tuple[bool, float], Factors] = field(default_factory=dict)
+    factors: dict[tuple[bool, float, float | None], Factors] = field(default_factory=dict)
 
     def rest(self) -> Moments:
         """The sums without those over the batches held aside."""
@@ -72,7 +74,7 @@ class Moments:
     def _combined(self, other: Moments, sign: Callable[[Any, Any], Any]) -> Moments:
         def each(mine: Any, its: Any) -> Any:
             if isinstance(mine, dict):
-                return {name: sign(value, its[name]) for name, value in mine.items()}
+                return {name: sign(value, its.get(name, 0.0)) for name, value in mine.items()}
             return None if mine is None else sign(mine, its)
 
         names = [entry.name for entry in fields(self) if entry.name not in ("aside", "factors")]
@@ -93,6 +95,14 @@ class Moments:
         self.dense[part] += x.sum(1)
         self.pruned[part] += z.sum(1)
         self.count += z.shape[1] if part.start in (None, 0) else 0
+
+    def add_use(self, use: Use, stage: Stage, dense: Tensor, pruned: Tensor) -> None:
+        """The same for those of the groups that the use's rows belong to."""
+        if stage.chunks == 1:
+            return self.add(dense, pruned)
+        each = _rows(use.weight) // stage.chunks
+        for chunk in range(use.rows[0] // each, use.rows[1] // each):
+            self.add(dense, pruned, slice(chunk, chunk + 1))
 
     def add_lack(self, weight: Weight, change: Tensor, gap: Tensor | None) -> None:
         """x - z (places, groups, columns), and g where there is a sum."""
@@ -169,13 +179,13 @@ class Trace:
 
 
 def trace(
-    model: nn.Module, weights: Mapping[str, Weight], batch: Batch, keep: Tensor | None = None,
+    model: nn.Module, weights: Mapping[str, Weight], batch: Batch, keep: Keep = (),
     units: Sequence[str] = (),
 ) -> list[Stage]:  # fmt: skip
     """The stages of a model in the order they run; weights of different `units` are in different ones."""
     by_name: dict[str, list[Trace]] = {}
     recent: deque[Use] = deque(maxlen=4)
-    outputs: set[object] = set()
+    outputs: dict[object, tuple[object, ...]] = {}
     followed: dict[object, str] = {}
     paths = {id(module): name for name, module in model.named_modules()}
     norms = norms_of(model)
@@ -187,15 +197,16 @@ def trace(
         if len(by_name) % TRIMMED == TRIMMED - 1 and use.weight.name not in by_name:
             trim()  # models that keep a cache would else scatter it over all the memory they ever computed with
         by_name.setdefault(use.weight.name, []).append(Trace(use.weight, use.key, use.rows, made))
-        outputs.add(made)
+        outputs[made] = _state(use.output, use.version)
         recent.append(use)
 
     def normed(inputs: Tensor, mean: Tensor) -> None:
         if storage(mean) not in norms:
             return
         path, made = paths[id(norms[storage(mean)])], place(inputs)
-        followed[made] = path
-        if recent and made not in outputs:
+        if made not in followed and outputs.get(made) == _state(inputs, inputs._version):
+            followed[made] = path
+        elif recent:
             later.setdefault(recent[-1].weight.name, []).append(path)
 
     def summed(first: Tensor, second: Tensor) -> None:
@@ -224,6 +235,12 @@ def trace(
     ]
 
 
+def _state(values: Tensor, version: int) -> tuple[object, ...]:
+    """Equal for a product's output and what a batch norm is given if the norm's channels are the rows of the weight and
+    nothing was done to the values in between, not even in place."""
+    return version, values.numel(), values.shape[1], values.stride(1) if values.shape[1] > 1 else 0
+
+
 def bias_of(weight: Weight) -> Tensor | None:
     """The bias that is added to the weight's outputs, or None."""
     names = {"weight": "bias", "in_proj_weight": "in_proj_bias"}
@@ -242,17 +259,18 @@ def _chunks(uses: Sequence[Trace]) -> int:
 
 def measure(
     dense: UnitWalk, pruned: UnitWalk, stage: Stage, weights: Mapping[str, Weight], originals: Mapping[str, Weight],
-    keeps: Sequence[Tensor | None], last: bool = False, hold: bool = False,
+    keeps: Sequence[Keep], last: bool = False, hold: bool = False,
 ) -> Moments:  # fmt: skip
     """The moments of a stage's inputs over all batches; `originals` are the dense network's weights.
 
     With `last` the dense network goes on to the end of its unit and keeps what it gives, so that it need not run again.
     With one walk for both there is no other network, and nothing but the moments of its inputs is taken. With `hold`
-    some batches of images are held aside where there are few places for the columns: their sums are kept apart as well.
+    some batches are held aside where there are few places for the columns: their sums are kept apart as well. Of few
+    batches for a linear layer it is the last places of each, so that the number of batches makes no difference.
     """
     found: Moments | None = None
     fit, aside = found, found
-    doubtful = direct = False
+    doubtful = direct = lines = False
     for index, keep in enumerate(keeps):
         there, full = _seen(dense, [originals[name] for name in stage.names], stage, index, keep, last)
         alike = pruned is dense  # then nothing needs to run twice
@@ -271,33 +289,36 @@ def measure(
                 once = stage.chunks == 1 and stage.uses == len(stage.names) and new.output.dim() == 2
                 image = new.output.dim() > 2
                 few = not alike and z.shape[0] * len(keeps) < PLENTY * z.shape[2] * (ALIKE if image else 1)
-                hold, doubtful = hold and image and few and len(keeps) >= FOLDS, once and few
+                hold = hold and few and (len(keeps) >= FOLDS if image else z.shape[2] <= WIDE)
+                lines, doubtful = hold and not image and len(keeps) < 2 * FOLDS, once and few
                 known = new.plain or bias_of(new.weight) is not None
                 added = full is not None and part is not None and not stage.norms
                 direct = once and added and known and not doubtful
                 form = (z.shape[1] * stage.chunks, z.shape[2], z.device, not direct and not alike)
                 fit, aside = Moments.empty(*form), Moments.empty(*form) if hold else None
-            found = fit if aside is None or (index + 1) % FOLDS else aside
-            assert found is not None
-            if stage.chunks == 1:
-                found.add(x, z)
-            else:
-                each = _rows(new.weight) // stage.chunks
-                for chunk in range(new.rows[0] // each, new.rows[1] // each):
-                    found.add(x, z, slice(chunk, chunk + 1))
+            assert fit is not None
+            found = fit if aside is None or lines or (index + 1) % FOLDS else aside
+            sums = [(found, slice(None))]
+            if lines and aside is not None:
+                cut = -(-(FOLDS - 1) * len(z) // FOLDS)
+                sums = [(fit, slice(cut)), (aside, slice(cut, None))]
+            for total, some in sums:
+                total.add_use(new, stage, x[some], z[some])
         assert found is not None
         gap = real(full - part, keep) if full is not None and part is not None and not alike else None
-        if gap is not None:
-            found.add_beside(gap, z, real(there[0].output, keep) if direct else None)
-        for name in stage.names if doubtful else ():
-            found.add_lack(originals[name], _precise(x - z), gap)
+        for total, some in sums:
+            if gap is not None:
+                total.add_beside(gap[some], z[some], real(there[0].output, keep)[some] if direct else None)
+            for name in stage.names if doubtful else ():
+                total.add_lack(originals[name], _precise(x[some] - z[some]), None if gap is None else gap[some])
         for use in there:
             if use.weight.name in stage.norms:
                 found.add_output(use)
     assert fit is not None
     if last:
         dense.move_on()
-    return fit if aside is None else fit.with_aside(aside)
+    whole = fit if aside is None else fit.with_aside(aside)
+    return whole if aside is None or aside.count > 1 else replace(whole, aside=None)  # one place has no spread
 
 
 def settle(dense: UnitWalk, pruned: UnitWalk, name: str, batches: int) -> None:
@@ -351,7 +372,7 @@ def _spread(walk: UnitWalk, name: str, batches: int) -> tuple[Tensor, Tensor] | 
 
 
 def _seen(
-    walk: UnitWalk, weights: Sequence[Weight], stage: Stage, index: int, keep: Tensor | None, through: bool = False
+    walk: UnitWalk, weights: Sequence[Weight], stage: Stage, index: int, keep: Keep, through: bool = False
 ) -> tuple[list[Use], Tensor | None]:
     """The uses of `weights` while the present unit runs on one batch, and what is added to the output of the last.
 
@@ -366,7 +387,8 @@ def _seen(
 
     def see(use: Use) -> None:
         made.append(use)
-        if through and len(uses) < needed:  # what runs on may change the inputs in place
+        more = through or stage.summed or (len(stage.names) == 1 and len(uses) + 1 < needed)
+        if more and len(uses) < needed:  # what runs on may change the inputs in place
             lines = use.columns().clone()
             use = replace(use, columns=lambda: lines, output=use.output.clone() if stage.summed else use.output)
         uses.append(use)
@@ -380,7 +402,8 @@ def _seen(
     def summed(first: Tensor, second: Tensor) -> None:
         other = added_to(made[-1], first, second) if made else None
         if other is not None and not beside:
-            beside.append(other.clone() if through else other)  # what runs on may change it in place
+            runs_on = through or walk.parts.depth
+            beside.append(other.clone() if runs_on else other)  # what runs on may change it in place
             if not through:
                 walk.parts.stop()
 

@@ -257,7 +257,7 @@ def _measure(
 ) -> Damage:  # fmt: skip
     known = all_weights(model)
     weights = {name: known[name] for name in names}
-    keeps = [_real_positions(batch) for batch in calibration]
+    keeps = [batch.real_positions() for batch in calibration]
     with evaluating(model), plain_layers(model), torch.no_grad():
         return damage(model, weights, choices, calibration, keeps, options.damping, options.memory, options.progress)
 
@@ -287,7 +287,7 @@ class _Reconstruction:
         self.weights = {name: new[name] for name in self.plan.names}
         self.originals = {name: old[name] for name in self.plan.names}
         batch = self.calibration[0]
-        self.keeps = [_real_positions(each) for each in self.calibration]
+        self.keeps = [each.real_positions() for each in self.calibration]
         trim()  # what the plan was made with
         counts = runs(self.dense, batch)
         trim()
@@ -320,7 +320,7 @@ class _Reconstruction:
         """The units and the stages of the dense network, found by running it on a batch."""
         units = divide(self.dense, self.originals, batch)
         trim()
-        stages = trace(self.dense, self.originals, batch, _real_positions(batch), units)
+        stages = trace(self.dense, self.originals, batch, batch.real_positions(), units)
         trim()
         return units, stages
 
@@ -432,9 +432,3 @@ def _outside(unit: str, stages: Sequence[Stage]) -> list[str]:
 
 def _belongs(weight: Weight, model: nn.Module, unit: str) -> bool:
     return any(module is weight.module for module in model.get_submodule(unit).modules())
-
-
-def _real_positions(batch: Batch) -> Tensor | None:
-    """True where a sequence has a token and False where it is padded; None for other data."""
-    mask = batch.kwargs.get("attention_mask")
-    return mask.bool() if isinstance(mask, Tensor) and mask.dim() == 2 else None

@@ -24,9 +24,17 @@ from prunus._torch import TorchDispatchMode, pytree
 from prunus.layers import CONV1D, Weight
 
 _aten = torch.ops.aten
-_PRODUCTS = {_aten.addmm.default: (1, 2), _aten.mm.default: (0, 1)}  # where the inputs and the weight stand
-_SUM = _aten.add.Tensor
+_PRODUCTS = {  # where the inputs and the weight stand
+    _aten.addmm.default: (1, 2), _aten.mm.default: (0, 1),
+    _aten.baddbmm.default: (1, 2), _aten.bmm.default: (0, 1),
+}  # fmt: skip
+_PLAIN = (_aten.mm.default, _aten.bmm.default)
+_SUMS = (_aten.add.Tensor, _aten.add_.Tensor)
 _NORMS = (_aten.native_batch_norm.default, _aten._native_batch_norm_legit_no_training.default)
+
+
+Keep = tuple[Tensor, ...]
+"""Masks (samples, positions) of sequences, each for the activations of its length."""
 
 
 def storage(tensor: Tensor) -> int:
@@ -95,8 +103,8 @@ class Recorder(TorchDispatchMode):
 
     `summed` is called with both tensors of a sum of two tensors of one shape, as residual connections make them: first
     one that nothing else was computed from (inside an activation such as x + x^3 it would be the other way).
-    `keep`, a boolean (samples, positions), leaves out padded positions of sequences. Where `blank` says so, a product
-    of the given weights is not computed: what it gives has the right shape and no meaning.
+    `keep`, from `Batch.real_positions`, leaves out padded positions of sequences. Where `blank` says so, a product of
+    the given weights is not computed: what it gives has the right shape and no meaning.
     """
 
     def __init__(
@@ -104,7 +112,7 @@ class Recorder(TorchDispatchMode):
         weights: Iterable[Weight],
         see: Callable[[Use], None],
         normed: Callable[[Tensor, Tensor], None] | None = None,
-        keep: Tensor | None = None,
+        keep: Keep = (),
         summed: Callable[[Tensor, Tensor], None] | None = None,
         blank: Callable[[], bool] = lambda: False,
     ) -> None:
@@ -122,26 +130,26 @@ class Recorder(TorchDispatchMode):
             return func(*args, **(kwargs or {}))
         if func in _PRODUCTS:
             inputs, matrix = (args[place] for place in _PRODUCTS[func])
-            weight = self._weight(matrix)
+            matrix = _one(matrix)
+            weight = self._weight(matrix) if matrix.dim() == 2 else None
             if weight is not None and self.blank():
-                output = inputs.new_empty(len(inputs), matrix.shape[1])
+                output = inputs.new_empty(*inputs.shape[:-1], matrix.shape[1])
             else:
                 output = func(*args, **(kwargs or {}))
             self.read.add(storage(inputs))
             self.read.discard(storage(output))
             if weight is not None:
-                self.see(replace(_product(weight, inputs, matrix, output, self.keep), plain=func is _aten.mm.default))
+                self.see(replace(_product(weight, inputs, matrix, output, self.keep), plain=func in _PLAIN))
             return output
+        if func in _SUMS and self.summed is not None and not kwargs and _alike(*args[:2]):
+            for own, other in ((args[0], args[1]), (args[1], args[0])):
+                if storage(own) not in self.read:
+                    self.summed(own, other)  # before a sum in place changes one of them
         output = func(*args, **(kwargs or {}))
         if func is _aten.convolution.default:
             weight = self._weight(args[1])
             if weight is not None:
                 self.see(_convolution(weight, output, *args))
-        elif func is _SUM and self.summed is not None and not kwargs and isinstance(args[1], Tensor):
-            if args[0].shape == args[1].shape and args[0].layout is args[1].layout is torch.strided:
-                for own, other in ((args[0], args[1]), (args[1], args[0])):
-                    if storage(own) not in self.read:
-                        self.summed(own, other)
         elif func in _NORMS and self.normed is not None and isinstance(args[3], Tensor):
             self.normed(args[0], args[3])
         if self.summed is not None:
@@ -158,19 +166,33 @@ class Recorder(TorchDispatchMode):
         return None
 
 
+def _alike(first: Tensor, second: Any) -> bool:
+    """Are these two tensors of one shape in plain memory?"""
+    same = isinstance(second, Tensor) and first.shape == second.shape
+    return same and first.layout is second.layout is torch.strided
+
+
 def _storages(value: Any) -> set[int]:
     """The memory behind all tensors inside; sparse ones have none of this kind."""
     leaves = pytree.tree_leaves(value)
     return {storage(each) for each in leaves if isinstance(each, Tensor) and each.layout is torch.strided}
 
 
-def _product(weight: Weight, inputs: Tensor, matrix: Tensor, output: Tensor, keep: Tensor | None) -> Use:
-    """Inputs (places, columns) times a matrix (columns, rows), which is the weight transposed, or some rows of it."""
+def _one(matrix: Tensor) -> Tensor:
+    """A batch that repeats one matrix as that matrix.
+
+    So torch multiplies inputs that do not lie in one piece, unless the weight needs a gradient.
+    """
+    return matrix[0] if matrix.dim() == 3 and (len(matrix) == 1 or (len(matrix) and not matrix.stride(0))) else matrix
+
+
+def _product(weight: Weight, inputs: Tensor, matrix: Tensor, output: Tensor, keep: Keep) -> Use:
+    """Inputs (..., columns) times a matrix (columns, rows), which is the weight transposed, or some rows of it."""
     offset = matrix.storage_offset() - weight.parameter.storage_offset()
     first = offset if weight.kind == CONV1D else offset // max(1, matrix.shape[0])
     key = (*place(inputs), inputs._version, tuple(inputs.shape), inputs.stride())
     rows = (int(first), int(first + matrix.shape[1]))
-    return Use(weight, key, rows, lambda: _lines(inputs, keep), output, output._version)
+    return Use(weight, key, rows, lambda: _lines(inputs, keep), output.flatten(0, -2), output._version)
 
 
 def added_to(use: Use, first: Tensor, second: Tensor) -> Tensor | None:
@@ -192,20 +214,21 @@ def _convolution(
     geometry = (taps, groups, tuple(stride), tuple(padding), tuple(dilation))
     key = (*place(inputs), inputs._version, tuple(inputs.shape), inputs.stride(), transposed, size, *geometry)
     if transposed:
-        return Use(
-            weight, key, (0, kernel.shape[1] * groups), lambda: _spread_patches(inputs, *geometry, size), output
-        )  # fmt: skip
-    return Use(weight, key, (0, kernel.shape[0]), lambda: _patches(inputs, *geometry), output)
+        rows, columns = kernel.shape[1] * groups, lambda: _spread_patches(inputs, *geometry, size)
+    else:
+        rows, columns = kernel.shape[0], lambda: _patches(inputs, *geometry)
+    return Use(weight, key, (0, rows), columns, output, output._version)
 
 
-def _lines(inputs: Tensor, keep: Tensor | None) -> Tensor:
+def _lines(inputs: Tensor, keep: Keep) -> Tensor:
     """Inputs of a linear layer as (places, 1, columns), without padded positions."""
     return real(inputs.reshape(-1, inputs.shape[-1]), keep).unsqueeze(1)
 
 
-def real(lines: Tensor, keep: Tensor | None) -> Tensor:
+def real(lines: Tensor, keep: Keep) -> Tensor:
     """Lines (places, columns) without those of padded positions."""
-    return lines[keep.reshape(-1)] if keep is not None and len(lines) == keep.numel() else lines
+    fitting = next((mask for mask in keep if mask.numel() == len(lines)), None)
+    return lines if fitting is None else lines[fitting.reshape(-1)]
 
 
 def _patches(

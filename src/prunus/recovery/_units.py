@@ -173,6 +173,7 @@ class UnitWalk:
         self.coming: Shelf | None = None
         self.counts: dict[str, int] | None = None
         self.parts = SettledParts(self.room)
+        self.unread = Unread()
 
     @property
     def module(self) -> nn.Module:
@@ -204,7 +205,7 @@ class UnitWalk:
             return lambda *args, **kwargs: self.outputs.copy(index)  # a model may work in place
         if number in self.kept:
             return lambda *args, **kwargs: self.kept[number].copy(index)
-        return lambda *args, **kwargs: map_tensors(self.forms[number][index], _poison)
+        return lambda *args, **kwargs: map_tensors(self.forms[number][index], self.unread)
 
     def run(self, index: int) -> Any:
         """The output of the present unit on batch number `index`."""
@@ -266,9 +267,7 @@ class UnitWalk:
         if self.coming is None:
             self.coming = Shelf(self.room) if self.keep_all else self.outputs
             self.forms.append({})
-        self.forms[-1][index] = map_tensors(
-            output, lambda tensor: tensor.new_empty((), device="meta").expand(tensor.shape)
-        )
+        self.forms[-1][index] = map_tensors(output, _form)
         self.coming[index] = output
         self.parts.forget(index)
 
@@ -283,10 +282,11 @@ class UnitWalk:
         self.here += 1
 
 
-def looks_back(model: nn.Module, units: Sequence[str], batch: Batch) -> bool:
+def looks_back(model: nn.Module, units: Sequence[str], batch: Batch, end: bool = False) -> bool:
     """Does a unit need the output of another than the one before it, as skip connections between distant units do?
 
-    Found by replacing the outputs of all units but the last by NaN, which then shows in a unit's inputs.
+    Found by replacing the outputs of all units but the last by NaN, which then shows in a unit's inputs. With `end` it
+    also counts if the model's own output needs another than that of the last unit, as that of branches that meet there.
 
     Raises:
         BadInput: if the model itself gives NaN or Inf on the batch.
@@ -301,12 +301,10 @@ def looks_back(model: nn.Module, units: Sequence[str], batch: Batch) -> bool:
             raise BadInput(
                 f"The activations after {unit!r} hold NaN or Inf on the first batch: mend the model or the data."
             )
-        walk.forms.append(
-            {0: map_tensors(output, lambda tensor: tensor.new_empty((), device="meta").expand(tensor.shape))}
-        )
+        walk.forms.append({0: map_tensors(output, _form)})
         walk.outputs[0] = output
         walk.here += 1
-    return False
+    return end and not all(_finite(tensor) for tensor in leaves(walk.to_end(0)))
 
 
 def _finite(tensor: Tensor) -> bool:
@@ -314,7 +312,22 @@ def _finite(tensor: Tensor) -> bool:
     return not tensor.is_floating_point() or not bool(torch.isnan(tensor).any())
 
 
-def _poison(form: Tensor) -> Tensor:
-    if not form.is_floating_point():
-        return torch.zeros((), dtype=form.dtype).expand(form.shape)
-    return torch.full((), torch.nan, dtype=form.dtype).expand(form.shape)
+def _form(tensor: Tensor) -> Tensor:
+    return torch.empty_like(tensor, device="meta")
+
+
+class Unread:
+    """Makes what stands for outputs that no unit to come should read: NaN, or zeros where there is no NaN.
+
+    The model may work on them in place, so each is a real tensor. All share memory until one was written to.
+    """
+
+    def __init__(self) -> None:
+        self.filled: dict[torch.dtype, tuple[Tensor, int]] = {}
+
+    def __call__(self, form: Tensor) -> Tensor:
+        values, version = self.filled.get(form.dtype, (form.new_empty(0, device="cpu"), 0))
+        if values._version != version or len(values) < form.numel():
+            values = torch.full((form.numel(),), torch.nan if form.is_floating_point() else 0, dtype=form.dtype)
+            self.filled[form.dtype] = values, values._version
+        return values.as_strided(form.shape, form.stride())

@@ -19,8 +19,9 @@ class ReconstructOptions:
         towards: 1 aims at the dense network's outputs, so that layers undo the errors of those before them, as far as
             the samples show more than chance; 0 aims at what the dense weights would give on the pruned network's
             inputs (as SparseGPT does).
-        aside: Where images are few, every fifth batch is held aside to choose each convolution's damping (this one or
-            more); then all are used. False takes the damping as it is given.
+        aside: Where images or samples are few, a fifth of them is held aside to choose each layer's damping (this one
+            or more) and whether correlations are drawn towards zero; then all are used. False takes the damping as it
+            is given.
         refine: Rounds of the search for better masks after the first; 0 leaves it out.
         descent: Passes over the samples with gradient steps on the output of each block, zeros held; 0 leaves it out.
         rate: Learning rate of these steps, as a part of the typical size of a weight.

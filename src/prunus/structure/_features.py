@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from prunus.adapters import Batch
+from prunus.adapters import unpadded
 from prunus.layers import is_conv1d
 from prunus.structure.groups import Coupling
 
@@ -47,14 +47,14 @@ class Solvable:
         with torch.no_grad():
             weight.copy_(shaped.to(weight.dtype))
 
-    def rows(self, x: Tensor, seed: int, keep: Tensor | None = None) -> Tensor:
-        """Inputs at a sample of places: (rows, inputs * taps); `keep` is False where a text is padded."""
+    def rows(self, x: Tensor, seed: int, keep: tuple[Tensor, ...] = ()) -> Tensor:
+        """Inputs at a sample of places: (rows, inputs * taps); masks in `keep` are False where a text is padded."""
         if isinstance(self.module, nn.modules.conv._ConvNd):
             return self._patches(x, seed)
         flat = unpadded(x, keep).reshape(-1, x.shape[-1])
         return flat[_sample(len(flat), ROWS, seed)]
 
-    def results(self, y: Tensor, seed: int, keep: Tensor | None = None) -> Tensor:
+    def results(self, y: Tensor, seed: int, keep: tuple[Tensor, ...] = ()) -> Tensor:
         """Outputs at the same places: (rows, outputs)."""
         if isinstance(self.module, nn.modules.conv._ConvNd):
             sides = y.shape[2:]
@@ -80,20 +80,6 @@ class Solvable:
         where: Any = (slice(None), slice(None), *torch.unravel_index(places, sides))
         picked = wide[where]  # (batch, inputs, places, *kernel)
         return picked.transpose(1, 2).reshape(len(x) * len(places), -1)
-
-
-def unpadded(values: Tensor, keep: Tensor | None) -> Tensor:
-    """Without the positions at which a text is padded."""
-    padded = keep is not None and values.dim() > 2 and values.shape[:2] == keep.shape
-    return values[keep] if padded else values
-
-
-def real_places(batch: Batch) -> Tensor | None:
-    """Where a batch of texts is not padding; None for other batches and for those without padding."""
-    mask = batch.kwargs.get("attention_mask")
-    if not isinstance(mask, Tensor) or mask.dim() != 2 or bool(mask.bool().all()):
-        return None
-    return mask.bool()
 
 
 def _sample(count: int, wanted: int, seed: int) -> Tensor:

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from prunus.adapters import Batch, call, main_output
-from prunus.structure._features import Solvable, at, real_places, unpadded
+from prunus.adapters import Batch, call, main_output, unpadded
+from prunus.structure._features import Solvable, at
 from prunus.structure._labels import Array
 from prunus.structure.elimination import damping
 from prunus.structure.groups import Coupling
@@ -72,7 +72,7 @@ def solve(
     targets: dict[str, Tensor] = {}
     originals = at(model, layers)
     kept = {layer.name: _kept_outputs(coupling, stays, layer) for layer in originals}
-    real = real_places(batch)
+    real = batch.real_positions()
 
     def keep(layer: Solvable, number: int) -> Callable[..., None]:
         def hook(_: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
@@ -157,7 +157,7 @@ def recalibrate(small: nn.Module, wanted: Sequence[Tensor], batches: Sequence[Ba
 def answers(model: nn.Module, batches: Sequence[Batch]) -> list[Tensor]:
     """The main output for each batch without what is padding, in double precision."""
     with torch.no_grad():
-        return [unpadded(main_output(call(model, batch)), real_places(batch)).double() for batch in batches]
+        return [unpadded(main_output(call(model, batch)), batch.real_positions()).double() for batch in batches]
 
 
 def distance(model: nn.Module, wanted: Sequence[Tensor], batches: Sequence[Batch]) -> float:

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from prunus.adapters import Batch, call
-from prunus.structure._features import Solvable, real_places
+from prunus.structure._features import Solvable
 from prunus.structure._labels import Array
 from prunus.structure.groups import Group
 
@@ -116,7 +116,7 @@ def second_moments(
     """X'X / rows of the inputs of each layer, in double precision; damped where there are few rows."""
     sums: dict[str, Tensor] = {}
     rows: dict[str, int] = {}
-    now: list[Tensor | None] = [None]  # the places of the batch that is running
+    now: list[tuple[Tensor, ...]] = [()]  # the places of the batch that is running
 
     def look(layer: Solvable, number: int) -> Callable[..., None]:
         def hook(_: nn.Module, args: tuple[Tensor, ...]) -> None:
@@ -130,7 +130,7 @@ def second_moments(
     try:
         with torch.no_grad():
             for batch in batches:
-                now[0] = real_places(batch)
+                now[0] = batch.real_positions()
                 call(model, batch)
     finally:
         for handle in handles:

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from prunus.adapters import Batch, as_batch, batches, call, main_output
+from prunus.adapters import Batch, as_batch, batches, call, main_output, unpadded
 from prunus.contract import Duration, Masks
 from prunus.errors import BadInput
 from prunus.layers import as_globs, prunable_weights, require_module
@@ -225,6 +225,10 @@ def _seen(model: nn.Module, names: Sequence[str], batch: Batch) -> set[str]:
     return set(found)
 
 
+_MAPS = 4
+"""Sides of a batch of outputs with classes before height and width."""
+
+
 class _Matching:
     """The distance of the student's outputs and hidden states from the teacher's on one batch."""
 
@@ -242,8 +246,7 @@ class _Matching:
             target = call(self.teacher, batch)
         with _outputs_of(self.student, self.names) as seen:
             output = call(self.student, batch)
-        keep = batch.kwargs.get("attention_mask")
-        keep = keep.bool() if isinstance(keep, Tensor) and keep.dim() == 2 else None
+        keep = batch.real_positions()
         answer, right = main_output(output), main_output(target)
         if not bool(torch.isfinite(right).all()):
             raise BadInput("The teacher gives NaN or Inf on the data: mend the teacher or the data.")
@@ -260,12 +263,18 @@ class _Matching:
                 raise BadInput("No hidden state of the student has the teacher's shape; match the outputs as well.")
         return loss, loss.detach(), answer
 
-    def _answers(self, answer: Tensor, right: Tensor, keep: Tensor | None, scores: bool) -> Tensor:
+    def _answers(self, answer: Tensor, right: Tensor, keep: tuple[Tensor, ...], scores: bool) -> Tensor:
+        """Softened scores where the outputs are scores of classes; else, or where they may not be, plain distances."""
         answer, right = _real(answer, keep), _real(right, keep)
-        if answer.shape[-1] < 2 or not (scores or (answer.dim() == 2 and keep is None)):
+        if scores and answer.dim() == _MAPS:
+            answer, right = answer.movedim(1, -1), right.movedim(1, -1)  # scores of every place of an image
+        plain = answer.dim() == 2 and not keep
+        if answer.shape[-1] < 2 or not (scores or plain):
             return _relative(answer, right)
         soft, wish = (F.log_softmax(t.flatten(0, -2) / self.heat, dim=-1) for t in (answer, right))
-        return self.heat**2 * F.kl_div(soft, wish, reduction="batchmean", log_target=True)
+        far = self.heat**2 * F.kl_div(soft, wish, reduction="batchmean", log_target=True)
+        # Numbers of a regression look like scores, but softmax sees neither their common part nor how large they are.
+        return far if scores else far + _relative(answer, right)
 
     def state_dict(self) -> dict[str, Any]:
         return {}
@@ -274,10 +283,9 @@ class _Matching:
         """Nothing is carried from step to step."""
 
 
-def _real(values: Tensor, keep: Tensor | None) -> Tensor:
+def _real(values: Tensor, keep: tuple[Tensor, ...]) -> Tensor:
     """Without padded positions; distances are taken in full precision."""
-    values = values.float() if values.dtype in (torch.bfloat16, torch.float16) else values
-    return values[keep] if keep is not None and values.dim() == 3 and values.shape[:2] == keep.shape else values
+    return unpadded(values.float() if values.dtype in (torch.bfloat16, torch.float16) else values, keep)
 
 
 def _relative(values: Tensor, target: Tensor) -> Tensor:
