@@ -135,6 +135,7 @@ def main() -> None:
     parser.add_argument("--retime", action="store_true", help="measure the times of finished cells again")
     parser.add_argument("--grids", nargs="*", type=int, help="some of the study's grids, by number from 0")
     parser.add_argument("--patterns", nargs="*", help="some of the study's patterns, as in balanced:16")
+    parser.add_argument("--sparsities", nargs="*", type=float, help="some of the study's sparsities")
     parser.add_argument("--networks", type=Path, help="take reconstructed networks from here instead of making them")
     parser.add_argument("--beside", metavar="WORD", help="for another processor: recorded beside, no page in docs")
     chosen = parser.parse_args()
@@ -148,7 +149,8 @@ def main() -> None:
     _link_models(folder)
     for number, grid in enumerate(grids):
         grid["pattern"] = [one for one in grid["pattern"] if chosen.patterns is None or one in chosen.patterns]
-        if not grid["pattern"] or (chosen.grids is not None and number not in chosen.grids):
+        grid["sparsity"] = [one for one in grid["sparsity"] if chosen.sparsities is None or one in chosen.sparsities]
+        if not (grid["pattern"] and grid["sparsity"]) or (chosen.grids is not None and number not in chosen.grids):
             continue
         file = folder / f"grid{number}.toml"
         file.write_text(_toml(grid), "utf8")

@@ -66,6 +66,10 @@ def test_labels_are_asked_from_the_whole_of_a_sorted_test_set() -> None:
     cell = dataclasses.replace(CELL, settings=Settings(held_out=200))
     found = same_answers(cell, dense, pruned, TensorDataset(inputs, inputs.argmax(1)))
     assert 0.35 < found["agreement"] < 0.65
+    assert found["answers"] == 200
+    more = dataclasses.replace(CELL, settings=Settings(held_out=500))
+    few = TensorDataset(inputs[190:210], inputs[190:210].argmax(1))
+    assert same_answers(more, dense, pruned, few)["answers"] == 20, "all there are"
     assert found == same_answers(cell, dense, pruned, TensorDataset(inputs, inputs.argmax(1))), "the same ones again"
 
 

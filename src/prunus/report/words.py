@@ -143,12 +143,15 @@ def _in_steps(record: Mapping[str, Any]) -> str:
 
 
 def asked(group: SeedGroup) -> str:
-    """What the share of same answers is a share of: of 500 held-out images, of 4,096 places in held-out text."""
-    record, settings = group.results[0].record, group.results[0].config["settings"]
-    count = record.get("answers") or settings.get("held_out") or 0
+    """What the share of same answers is a share of: of 500 held-out images, of 4,096 places in held-out text.
+
+    Older studies did not count labels; nothing is said of their number then.
+    """
+    record = group.results[0].record
+    count = f"{record['answers']:,} " if record.get("answers") else ""
     images = any(len(layer["shape"]) == 4 for layer in record.get("layers", []))
     kind = {"perplexity": "places in held-out text", "spearman": "held-out sentences"}
-    return f"of {count:,} {kind.get(group.metric, 'held-out images' if images else 'held-out inputs')}"
+    return f"of {count}{kind.get(group.metric, 'held-out images' if images else 'held-out inputs')}"
 
 
 def remarks(panel: Panel) -> list[str]:
