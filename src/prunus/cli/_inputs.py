@@ -70,21 +70,19 @@ def data_for(name: str, split: str, folder: Path | None, model: str) -> Any:
     return read_data(name, split, None if folder is None else str(folder), model)
 
 
-def own_pair(name: str, model: str) -> tuple[Any, Any] | None:
-    """(samples to look at, samples to measure on) of the user's own file or folder; None for other names.
+def own_pair(name: str, folder: Path | None, model: str) -> tuple[Any, Any] | None:
+    """(samples to look at, samples to measure on) of data that come without parts; None for others.
 
-    Files have no split: the last fifth is kept for measuring, if there are ten samples or more. Of pairs of texts each
-    text is a sample to look at.
+    A fifth is held aside for measuring, if there are ten samples or more: `named_data` says which. Of pairs of texts
+    in a file each text is a sample to look at.
     """
-    from prunus.data import names
     from prunus.data.own import is_own
+    from prunus.named_data import has_parts
 
-    if name in names() or not is_own(name):
+    if has_parts(name):
         return None
-    rows = data_for(name, "train", None, model)
-    held = len(rows) // 5 if len(rows) >= 10 else 0
-    looked, measured = (rows[:-held], rows[-held:]) if held else (rows, rows)
-    if isinstance(looked[0], tuple) and len(looked[0]) == 3:
+    looked, measured = (data_for(name, split, folder, model) for split in ("train", "test"))
+    if is_own(name) and isinstance(looked[0], tuple) and len(looked[0]) == 3:
         looked = [text for pair in looked for text in pair[:2]]
     return looked, measured
 
@@ -107,7 +105,7 @@ def data_pair(name: str, folder: Path | None, model: str = "") -> tuple[Any, Any
     from prunus.data import load
     from prunus.errors import BadInput
 
-    own = own_pair(name, model)
+    own = own_pair(name, folder, model)
     if own is not None:
         return own
     if name == "imagenet":

@@ -216,11 +216,11 @@ class FitConfig:
         _check_groups(self.groups)
         for name, least in (("batch_size", 1), ("keep", 1), ("workers", 0), ("accumulate", 1)):
             value = getattr(self, name)
-            if not isinstance(value, numbers.Integral) or value < least:
+            if not isinstance(value, numbers.Integral) or isinstance(value, bool) or value < least:
                 raise BadInput(f"{name} is {value!r}; it must be a whole number of at least {least}.")
         if self.clip is not None and not (_is_number(self.clip) and self.clip > 0.0):
             raise BadInput(f"clip is {self.clip!r}; the largest norm of a gradient must be a positive number.")
-        if not 0.0 <= self.distill_weight <= 1.0:
+        if not (_is_number(self.distill_weight) and 0.0 <= self.distill_weight <= 1.0):
             raise BadInput(f"distill_weight is {self.distill_weight!r}; it must lie in [0, 1].")
         if not (_is_number(self.temperature) and self.temperature > 0.0):
             raise BadInput(f"temperature is {self.temperature!r}; it must be positive.")
@@ -288,6 +288,8 @@ def _is_number(value: Any) -> bool:
 
 def interval(text: str) -> tuple[float, str]:
     """("1ep", "500it" or "10min") as a positive number and its unit."""
+    if not isinstance(text, str):
+        raise BadInput(f"every={text!r} is no interval: write epochs, iterations or minutes, as in '1ep' or '10min'.")
     if text.endswith("min"):
         try:
             minutes = float(text[:-3])

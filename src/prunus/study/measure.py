@@ -51,11 +51,13 @@ def train_base(cell: Cell, weights_hash: str = "") -> tuple[bytes, dict[str, Any
     """
     from prunus.storage import pack_tensors
     from prunus.training import FitConfig, fit
+    from prunus.training.metrics import require_fit
 
     settle(cell.seed)
     started = time.perf_counter()
     settings, model = cell.settings, build(cell)
     test = load(cell, "test")
+    require_fit(settings.metric, model, test)
     record: dict[str, Any] = {"versions": versions(), "notes": {}, "history": []}
     if settings.weights:
         _read_given(model, settings.weights, weights_hash)

@@ -100,10 +100,11 @@ def quick(model: nn.Module) -> Iterator[None]:
 def measure_quality(metric: str, model: nn.Module, data: Any) -> dict[str, float | None]:
     """The study's metric as "quality"; loss and accuracy beside it where the metric is the accuracy."""
     from prunus.training import evaluate
-    from prunus.training.metrics import measure
+    from prunus.training.metrics import measure, require_fit
 
     if metric != "accuracy":
         return {"quality": measure(metric, model, data), "loss": None, "accuracy": None}
+    require_fit(metric, model, data)
     loss, accuracy = evaluate(model, data, batch_size=_BATCH)
     return {"quality": accuracy, "loss": loss, "accuracy": accuracy}
 

@@ -237,9 +237,11 @@ def _probe(cell: Cell) -> tuple[float, float, float]:
     import torch
 
     from prunus.study.networks import build, call, first_inputs, load
+    from prunus.training.metrics import require_fit
     from prunus.training.objective import check_fits
 
     model, train, test = build(cell).eval(), load(cell, "train"), load(cell, "test")
+    require_fit(cell.settings.metric, model, test)
     inputs = first_inputs(test, cell.settings.batch_size)
     if isinstance(inputs, torch.Tensor):
         check_fits(model, inputs)

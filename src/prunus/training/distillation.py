@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from prunus.adapters import Batch, as_batch, batches, call, main_output, unpadded
@@ -22,6 +21,7 @@ from prunus.training._unchanged import modes_kept, unchanged_after
 from prunus.training.batches import Prepared, check_finite, in_order, reader
 from prunus.training.history import History
 from prunus.training.loop import Run
+from prunus.training.objective import relative, softened
 
 
 @dataclass(frozen=True)
@@ -256,7 +256,7 @@ class _Matching:
         if self.names:
             both = [name for name in self.names if name in seen and self.named[name] in wanted]
             pairs = [(seen[name], wanted[self.named[name]]) for name in both]
-            parts = [_relative(_real(a, keep), _real(b, keep)) for a, b in pairs if a.shape == b.shape]
+            parts = [relative(_real(a, keep), _real(b, keep)) for a, b in pairs if a.shape == b.shape]
             if parts:
                 loss = loss + self.options.hidden * torch.stack(parts).mean()
             elif not self.options.outputs:
@@ -270,11 +270,10 @@ class _Matching:
             answer, right = answer.movedim(1, -1), right.movedim(1, -1)  # scores of every place of an image
         plain = answer.dim() == 2 and not keep
         if answer.shape[-1] < 2 or not (scores or plain):
-            return _relative(answer, right)
-        soft, wish = (F.log_softmax(t.flatten(0, -2) / self.heat, dim=-1) for t in (answer, right))
-        far = self.heat**2 * F.kl_div(soft, wish, reduction="batchmean", log_target=True)
+            return relative(answer, right)
+        far = softened(answer, right, self.heat)
         # Numbers of a regression look like scores, but softmax sees neither their common part nor how large they are.
-        return far if scores else far + _relative(answer, right)
+        return far if scores else far + relative(answer, right)
 
     def state_dict(self) -> dict[str, Any]:
         return {}
@@ -286,10 +285,6 @@ class _Matching:
 def _real(values: Tensor, keep: tuple[Tensor, ...]) -> Tensor:
     """Without padded positions; distances are taken in full precision."""
     return unpadded(values.float() if values.dtype in (torch.bfloat16, torch.float16) else values, keep)
-
-
-def _relative(values: Tensor, target: Tensor) -> Tensor:
-    return (values - target).square().mean() / target.square().mean().clamp_min(1e-12)
 
 
 @contextmanager

@@ -288,6 +288,8 @@ def prune_gradually(
     growing = Growing(sparsity, shape, ramp, options, config.seed)
     about = {"sparsity": sparsity, "pattern": str(shape), "ramp": repr(ramp), "gradual": _said(options), "masks": None}
     run = Run(model, data, length, config, test=test, callbacks=[growing], about=about)
+    if run.total < 1:
+        raise BadInput(f"Masks grow during training, but length={length!r} has no step: give at least '1it'.")
     history = run.train()
     assert growing.masks is not None
     growing.masks.apply_(model)

@@ -28,7 +28,7 @@ from prunus.training.averaging import Averaging
 from prunus.training.batches import SHA, Batches, Inputs, fingerprint, in_parts, isolated
 from prunus.training.checkpoints import Checkpoints, pack_optimizer, require_same, unpack_optimizer
 from prunus.training.history import Callback, EachEpoch, History, Record
-from prunus.training.objective import Objective, correct, evaluate, labelled
+from prunus.training.objective import Objective, correct, evaluate, labelled, own_tokens
 from prunus.training.optimizers import make_optimizer
 
 
@@ -251,7 +251,8 @@ class Run:
                 self.fail(f"The loss became {float(whole.detach())}")
             size *= share if self.world > 1 else 1.0
             (whole if size == 1.0 else whole * size).backward()
-            self.tally.add(loss, correct(outputs.detach(), answers), labelled(answers))
+            copied = getattr(self.objective, "own", False) and own_tokens(part, answers)
+            self.tally.add(loss, None if copied else correct(outputs.detach(), answers), labelled(answers))
         if self.world > 1:
             distributed.sum_gradients(p for p in self.model.parameters() if p.requires_grad)
             distributed.broadcast_buffers(self.model)

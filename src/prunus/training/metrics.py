@@ -8,9 +8,10 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, Subset
 
 from prunus._by_path import import_object, is_import_path
-from prunus.adapters import Batch, batches, call, forward_names, main_output
+from prunus.adapters import IGNORED, Batch, IndexedSamples, batches, call, forward_names, main_output
 from prunus.errors import BadInput, UnknownName
 from prunus.settings.study import METRICS
 from prunus.training.objective import accuracy, evaluate
@@ -23,14 +24,14 @@ def perplexity(model: nn.Module, data: Any, batch_size: int = 8) -> float:
 
     Args:
         model: a language model whose forward takes labels.
-        data: samples with input_ids and labels.
+        data: samples with input_ids and labels; texts with nothing to predict, as of a single token, are left out.
         batch_size: samples at a time.
 
     Returns:
         The perplexity; smaller is better.
 
     Raises:
-        BadInput: The model cannot be run on the data.
+        BadInput: The model cannot be run on the data, or no text has a token to predict.
 
     Example:
         >>> from types import SimpleNamespace
@@ -43,7 +44,33 @@ def perplexity(model: nn.Module, data: Any, batch_size: int = 8) -> float:
         >>> round(prunus.training.perplexity(Uniform(), [{"input_ids": ids, "labels": ids}] * 4), 3)
         7.0
     """
-    return math.exp(min(700.0, evaluate(model, data, batch_size)[0]))
+    return math.exp(min(700.0, evaluate(model, _predicting(model, data), batch_size)[0]))
+
+
+def _predicting(model: nn.Module, data: Any) -> Any:
+    """The data without texts of which the model predicts nothing, as of a single token, which has none before it."""
+    samples = IndexedSamples(data)
+    short = [place for place in range(len(samples)) if _is_short(samples.take(torch.tensor([place])))]
+    if not short:
+        return data
+    named = samples.columns
+    rows: Any = [dict(zip(named, row)) for row in zip(*named.values())] if isinstance(named, dict) else samples.data
+
+    def those(places: list[int]) -> Any:
+        return DataLoader(Subset(rows, places), collate_fn=samples.collate)
+
+    empty = {place for place in short if math.isnan(evaluate(model, those([place]))[0])}
+    if len(empty) == len(samples):
+        raise BadInput("No text has a token to predict, as each has a single one or no labels: give longer texts.")
+    return those([place for place in range(len(samples)) if place not in empty]) if empty else data
+
+
+def _is_short(batch: Batch) -> bool:
+    """Is no token but the first labelled?"""
+    labels = batch.labels if "input_ids" in batch.kwargs else None
+    if labels is None or labels.dim() != 2 or labels.is_floating_point():
+        return False
+    return not bool((labels[:, 1:] != IGNORED).any())
 
 
 @torch.no_grad()
@@ -145,7 +172,7 @@ def measure(metric: str, model: nn.Module, data: Any) -> float:
         1.0
     """
     function = _function(metric)
-    _require_fit(metric, model, data)
+    require_fit(metric, model, data)
     return float(function(model, data))
 
 
@@ -167,9 +194,11 @@ def fitting(data: Any) -> str:
         return "spearman"
     if not isinstance(first, Mapping):
         return "accuracy"
-    labels, ids = first.get("labels"), first.get("input_ids")
-    predicts = ids is not None and hasattr(labels, "__len__") and list(cast("Any", labels)) == list(ids)
-    return "perplexity" if predicts else "accuracy"
+    labels, ids = cast("Any", first.get("labels")), first.get("input_ids")
+    if ids is None or not hasattr(labels, "__len__") or getattr(labels, "ndim", 1) != 1 or len(labels) != len(ids):
+        return "accuracy"
+    same = [bool(label == token) for label, token in zip(labels, ids) if label != IGNORED]
+    return "perplexity" if same and all(same) else "accuracy"
 
 
 def _first(data: Any) -> Any:
@@ -177,15 +206,30 @@ def _first(data: Any) -> Any:
     return data[0] if listed and not isinstance(data, Mapping) and len(data) else None
 
 
-def _require_fit(metric: str, model: nn.Module, data: Any) -> None:
-    """Refuse a number that would mean nothing: hidden states taken for scores, or tokens compared with themselves."""
+def require_fit(metric: str, model: nn.Module, data: Any) -> None:
+    """Refuse a number that would mean nothing: hidden states taken for scores, or tokens compared with themselves.
+
+    Args:
+        metric: as in `measure`.
+        model: the model.
+        data: what the metric would read.
+
+    Raises:
+        BadInput: The metric does not fit the data or the model.
+
+    Example:
+        >>> require_fit("accuracy", torch.nn.Identity(), (torch.eye(3), torch.arange(3)))
+    """
     if metric not in ("accuracy", "perplexity"):
         return
     fits = fitting(data)
     if fits == "spearman":
         raise BadInput(f"The data are pairs of texts, which have no {metric}: choose the metric spearman.")
     if metric == "accuracy" and fits == "perplexity":
-        raise BadInput("The data are texts without labels, which have no accuracy: choose the metric perplexity.")
+        raise BadInput(
+            "The data are texts without labels, which have no accuracy: choose the metric perplexity, as in "
+            "--metric perplexity."
+        )
     transformer = hasattr(getattr(model, "config", None), "model_type")
     if transformer and fits == "perplexity" and "Classification" in type(model).__name__:
         raise BadInput(

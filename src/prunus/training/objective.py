@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from prunus.adapters import IGNORED, as_weights, call, main_output
+from prunus.adapters import IGNORED, Batch, as_weights, call, main_output, unpadded
 from prunus.errors import BadInput, PrunusError, first_line
 from prunus.settings.training import FitConfig
 from prunus.training.batches import Inputs, check_finite, in_order
@@ -50,11 +50,20 @@ def correct(outputs: Tensor, labels: Tensor) -> int | None:
     """How many labels are predicted right; None where labels are real numbers."""
     if labels.is_floating_point():
         return None
+    if outputs.dim() == 1 or outputs.numel() == labels.numel():  # one score for each label
+        return int(((outputs.reshape(labels.shape) > 0) == (labels > 0)).sum())
     if outputs.dim() > 2 and outputs.shape[:-1] == labels.shape:
         return int((outputs.argmax(-1) == labels).sum())
-    if outputs.dim() == 1 or outputs.shape[-1] == 1:
-        return int(((outputs.reshape(labels.shape) > 0) == (labels > 0)).sum())
     return int((outputs.argmax(1) == labels).sum())
+
+
+def own_tokens(inputs: Any, labels: Tensor) -> bool:
+    """Are the labels the input tokens themselves? Then what is predicted at a place is the next one, not its own."""
+    ids = inputs.kwargs.get("input_ids") if isinstance(inputs, Batch) else None
+    if not isinstance(ids, Tensor) or labels.is_floating_point() or not labels.dim() or ids.shape != labels.shape:
+        return False
+    told = labels != IGNORED
+    return bool(told.any()) and bool((ids[told] == labels[told]).all())
 
 
 def answer(model: nn.Module, inputs: Inputs, loss: Any = None) -> tuple[Tensor, Tensor | None]:
@@ -72,6 +81,50 @@ def labelled(labels: Tensor) -> int:
     return int((labels != IGNORED).sum()) if not labels.is_floating_point() and labels.dim() > 1 else len(labels)
 
 
+def softened(outputs: Tensor, target: Tensor, heat: float) -> Tensor:
+    """T^2 KL(target || outputs) of scores softened by the temperature T, classes last: the mean over all places."""
+    soft, wish = (F.log_softmax(t.flatten(0, -2) / heat, dim=-1) for t in (outputs, target))
+    return heat * heat * F.kl_div(soft, wish, reduction="batchmean", log_target=True)
+
+
+def relative(values: Tensor, target: Tensor) -> Tensor:
+    """The squares of the differences as a share of the target's."""
+    return (values - target).square().mean() / target.square().mean().clamp_min(1e-12)
+
+
+def distance(kind: str, outputs: Tensor, target: Tensor, labels: Tensor, inputs: Inputs, heat: float) -> Tensor:
+    """How far outputs are from a teacher's, by the kind of loss: a mean over the places that count."""
+    if target.numel() != outputs.numel():
+        raise BadInput(
+            f"The teacher gives outputs of shape {tuple(target.shape)}, the model {tuple(outputs.shape)}: distillation "
+            "needs a teacher with outputs like the model's."
+        )
+    target = target.reshape(outputs.shape)
+    masks = inputs.real_positions() if isinstance(inputs, Batch) else ()
+    if kind == "mse":
+        return relative(unpadded(outputs, masks), unpadded(target.to(outputs.dtype), masks))
+    if kind == "binary":  # one score of the second class; the first has none
+        if outputs.numel() == labels.numel():
+            outputs, target = outputs.reshape(labels.shape), target.reshape(labels.shape)
+        outputs, target = (torch.stack([torch.zeros_like(t), t], -1) for t in (outputs, target))
+    elif _classes_second(outputs, labels):
+        outputs, target = outputs.movedim(1, -1), target.movedim(1, -1)
+    if not labels.is_floating_point() and labels.shape == outputs.shape[:-1]:
+        real = labels != IGNORED
+        if not bool(real.all()):
+            outputs, target = outputs[real], target[real]
+    elif kind != "binary":
+        outputs, target = unpadded(outputs, masks), unpadded(target, masks)
+    return softened(outputs, target, heat)
+
+
+def _classes_second(outputs: Tensor, labels: Tensor) -> bool:
+    """Do class scores stand before the places, as those of images do, and not last, as those of tokens?"""
+    if outputs.dim() < 3 or outputs.shape[:-1] == labels.shape:
+        return False
+    return outputs.dim() == 4 or labels.shape in (outputs.shape, outputs.shape[:1] + outputs.shape[2:])
+
+
 class Objective:
     """The loss of a batch with the terms a `FitConfig` adds: spectral penalty, own penalty, distillation."""
 
@@ -83,10 +136,12 @@ class Objective:
 
             self.spectral = SpectralPenalty(model, config.seed)
         self.teacher = config.distill_from
+        self.own = False  # did the model compute the last loss itself?
 
     def __call__(self, inputs: Inputs, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """(whole objective, plain loss, outputs)."""
         outputs, own = answer(self.model, inputs, self.config.loss)
+        self.own = own is not None
         if own is not None and self.config.label_smoothing:
             raise BadInput("The model computes its own loss from the labels: label_smoothing cannot change it.")
         outputs = outputs.float() if outputs.dtype == torch.bfloat16 and self.config.precision == "bf16" else outputs
@@ -95,23 +150,23 @@ class Objective:
         whole = plain
         if self.teacher is not None:
             weight = self.config.distill_weight
-            whole = (1.0 - weight) * plain + weight * self._distillation(inputs, outputs)
+            whole = (1.0 - weight) * plain + weight * self._distillation(inputs, outputs, labels)
         if self.spectral is not None:
             whole = whole + self.config.spectral_penalty * self.spectral()
         if self.config.penalty is not None:
             whole = whole + self.config.penalty(self.model)
         return whole, plain, outputs
 
-    def _distillation(self, inputs: Inputs, outputs: Tensor) -> Tensor:
-        """T^2 KL(teacher || student) of the outputs softened by the temperature T."""
+    def _distillation(self, inputs: Inputs, outputs: Tensor, labels: Tensor) -> Tensor:
+        """How far the outputs are from the teacher's."""
         assert self.teacher is not None
-        heat, training = self.config.temperature, self.teacher.training
+        training, loss = self.teacher.training, self.config.loss
         self.teacher.eval()
         with torch.no_grad():
-            target = F.log_softmax(answer(self.teacher, inputs)[0] / heat, dim=-1)
+            target = answer(self.teacher, inputs)[0]
         self.teacher.train(training)
-        softened = F.log_softmax(outputs / heat, dim=-1)
-        return heat * heat * F.kl_div(softened, target, reduction="batchmean", log_target=True)
+        kind = kind_of(loss if isinstance(loss, str) else "auto", outputs, labels)
+        return distance(kind, outputs, target, labels, inputs, self.config.temperature)
 
     def state_dict(self) -> dict[str, Any]:
         """The penalty's vectors, which carry over from step to step."""
@@ -161,7 +216,7 @@ def evaluate(
         limit: Number of batches to look at; None takes all.
 
     Returns:
-        The loss, and the accuracy or None where the labels are no classes.
+        The loss, and the accuracy or None where the labels are no classes, or a language model's own input tokens.
 
     Raises:
         BadInput: The model cannot run on the data.
@@ -185,7 +240,7 @@ def evaluate(
             try:
                 outputs, own = answer(model, inputs, loss)
                 total += float(loss_of(loss, outputs, labels) if own is None else own) * number
-                right = correct(outputs, labels)
+                right = None if own is not None and own_tokens(inputs, labels) else correct(outputs, labels)
             except (RuntimeError, TypeError, ValueError, IndexError, AttributeError) as error:
                 if isinstance(error, PrunusError):
                     raise
@@ -224,5 +279,8 @@ def accuracy(model: nn.Module, data: Any, batch_size: int = 256, limit: int | No
     """
     found = evaluate(model, data, batch_size, limit=limit)[1]
     if found is None:
-        raise BadInput("Accuracy needs class labels, but the labels of this data are real numbers: use evaluate.")
+        raise BadInput(
+            "Accuracy needs class labels, but the labels of this data are real numbers, or the tokens that a language "
+            "model predicts: use evaluate or perplexity."
+        )
     return found
