@@ -89,5 +89,6 @@ def test_the_search_works_from_disk(site: Path, chromium: Any) -> None:
     page = context.new_page()
     page.goto((site / "index.html").as_uri())
     page.fill("input.md-search__input", "find_masks")
-    page.wait_for_selector(".md-search-result__item a[href*='reference/pruning.html']", state="attached")
+    shown = ".md-search-result__item a[href*='reference/pruning.html']"
+    page.wait_for_selector(shown, state="attached", timeout=180_000)  # the index is read first, on a busy machine too
     context.close()

@@ -20,6 +20,7 @@ GAIN = 1e-4  # a step that lowers the error by less is the last one
 LADDER = (1, 5, 20, 60, 180)  # dampings that are tried on batches held aside, as multiples of the least
 STRENGTHS = (1.0, 0.0)  # of the shrinking, tried there as well
 WORTH = 0.01  # another choice must lower the error there by this part
+CLEAR = 0.1  # where there are fewer places than columns, and so hardly any aside, by this part
 CHANCE = 0.05  # a smaller part of the correlations may be chance without harm where places are not few
 FADED = 4  # so many places to a column are not few; without batches held aside they are not shrunk any more
 
@@ -220,28 +221,25 @@ def held_aside(
         values = optimum(task, mask, rounds=TRIAL, gain=GAIN).double()
         return size + float((values @ there * values - 2 * values * aimed * scale).sum())
 
+    worth = CLEAR if rest.count < matrix.shape[-1] else WORTH
     best: tuple[ReconstructOptions, float | None] = settings, None
-    least, images = math.inf, weight.parameter.dim() > 2
-    for strength in STRENGTHS if uncertain(seen[0], rest.count) else (None,):
+    least = math.inf
+    for strength in (None, *STRENGTHS) if uncertain(seen[0], rest.count) else (None,):
         lowest = math.inf
         for step in LADDER:
             tried = replace(settings, damping=settings.damping * step)
             found = error(tried, strength)
-            if not _lower(found, lowest, images):
+            if not _lower(found, lowest, WORTH):
                 break
             lowest = found
-            if _lower(found, least, images):
+            if _lower(found, least, worth):
                 best, least = (tried, strength), found
     return best
 
 
-def _lower(found: float, least: float, images: bool) -> bool:
-    """By more than chance: errors differ a little between any two fits.
-
-    Errors of convolutions lack a constant and may be below zero. There more damping is taken even if it does a little
-    worse: few images have much in common, so those held aside flatter a close fit.
-    """
-    return math.isinf(least) or found < least - WORTH * (least if images else max(least, 0.0))
+def _lower(found: float, least: float, worth: float) -> bool:
+    """By more than chance: errors differ a little between any two fits."""
+    return math.isinf(least) or found < least - worth * max(least, 0.0)
 
 
 def find(problem: Problem, refine: int) -> tuple[Tensor, Tensor]:
