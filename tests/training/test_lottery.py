@@ -56,7 +56,8 @@ def test_densities_are_powers_of_four_fifths() -> None:
     assert levels[-1].density == pytest.approx(0.1342, abs=2e-4)
 
 
-def test_rewinding_restores_the_weights_of_that_step_and_the_schedule_goes_on() -> None:
+@pytest.mark.parametrize("mean", [0.0, 0.9])
+def test_rewinding_restores_the_weights_of_that_step_and_the_schedule_goes_on(mean: float) -> None:
     train, _ = digits(128)
     model = fc()
     started: list[tuple[int, dict, float]] = []
@@ -67,7 +68,7 @@ def test_rewinding_restores_the_weights_of_that_step_and_the_schedule_goes_on() 
                 state = {name: value.clone() for name, value in run.model.state_dict().items()}
                 started.append((run.step, state, run.lr))
 
-    imp(model, train, rounds=2, rewind="6it", length="12it", config=QUICK.replace(callbacks=(Watch(),)))
+    imp(model, train, rounds=2, rewind="6it", length="12it", config=QUICK.replace(callbacks=(Watch(),), ema=mean))
     assert len(started) == 3
     dense = fc()
     run = Run(dense, train, "12it", QUICK, stop=6)

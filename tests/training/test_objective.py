@@ -160,6 +160,11 @@ def test_texts_of_one_token_do_not_change_a_perplexity() -> None:
             perplexity(model, empty)
 
 
+def test_training_on_texts_of_one_token_says_what_is_wrong() -> None:
+    with pytest.raises(BadInput, match="texts of one token only"):
+        fit(small("llama"), texts(1, 1), "1ep", FitConfig(batch_size=2))
+
+
 def test_masks_that_grow_need_a_step() -> None:
     data = TensorDataset(torch.randn(4, 8), torch.arange(4))
     with pytest.raises(BadInput, match="has no step"):

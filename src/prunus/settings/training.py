@@ -133,7 +133,7 @@ class FitConfig:
         label_smoothing: The part of each label that is spread over all classes while training, in [0, 1).
         spectral_penalty: Weight of twice the sum of squared spectral norms (ledger P-26; 2e-3 is a good one).
         penalty: Any function of the model, added to the loss as it is.
-        distill_from: A trained network whose softened outputs are learnt too.
+        distill_from: A trained network whose outputs are learnt too: softened scores of classes, or values as they are.
         distill_weight: The share of that network's outputs in the loss.
         temperature: How much those outputs are softened.
         augment: "none", "crop-flip", "resized-crop-flip", or a function of (inputs, generator).
@@ -218,6 +218,9 @@ class FitConfig:
             value = getattr(self, name)
             if not isinstance(value, numbers.Integral) or isinstance(value, bool) or value < least:
                 raise BadInput(f"{name} is {value!r}; it must be a whole number of at least {least}.")
+        for name in ("nesterov", "resume"):
+            if not isinstance(getattr(self, name), bool):
+                raise BadInput(f"{name} is {getattr(self, name)!r}; it must be true or false.")
         if self.clip is not None and not (_is_number(self.clip) and self.clip > 0.0):
             raise BadInput(f"clip is {self.clip!r}; the largest norm of a gradient must be a positive number.")
         if not (_is_number(self.distill_weight) and 0.0 <= self.distill_weight <= 1.0):

@@ -248,6 +248,10 @@ class Run:
                 whole, plain, outputs = self._objective(part, answers)
             loss = float(plain.detach())
             if not torch.isfinite(whole):
+                if own_tokens(part, answers) and answers.shape[-1] == 1:
+                    raise BadInput(
+                        "A batch holds texts of one token only, where no next token is to be learnt: leave them out."
+                    )
                 self.fail(f"The loss became {float(whole.detach())}")
             size *= share if self.world > 1 else 1.0
             (whole if size == 1.0 else whole * size).backward()

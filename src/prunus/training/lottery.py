@@ -200,7 +200,8 @@ class _Job:
     def rewind_to(self, point: str | Duration) -> None:
         """Train the dense network up to the rewinding point and remember its state."""
         copied = copy.deepcopy(self.model)
-        run = Run(copied, self.data, self.length, self._config("rewind"), about={"part": "rewind", "to": str(point)})
+        config = self._config("rewind").replace(ema=0.0)  # the weights of that time, not their mean: training goes on
+        run = Run(copied, self.data, self.length, config, about={"part": "rewind", "to": str(point)})
         self.start = Duration.parse(point).steps(run.per_epoch)
         if self.start >= run.total:
             raise BadInput(f"rewind={str(point)!r} lies at or after the end of training ({self.length}): choose less.")
