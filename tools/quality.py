@@ -86,7 +86,7 @@ def prune(
     else:
         options = network.options
         if method == "sparsegpt":
-            options = ReconstructOptions(towards=0.0, refine=0, aside=False, batch_size=options.batch_size)
+            options = ReconstructOptions(towards=0.0, refine=0, aside=False)
         elif method.endswith("by damage"):
             common["allocation"] = "damage"
         place = work / state(method, pattern, sparsity)
@@ -407,10 +407,8 @@ def efficientnet() -> Network:
     cells = [("unstructured", 0.5), ("balanced:16", 0.5), ("2:4", 0.5), ("unstructured", 0.75), ("balanced:16", 0.75)]
     cells += [("unstructured", 0.9), ("balanced:16", 0.9)]
     # Every fourth of a thousand classes in order: half of the numbers in a row would hold animals alone.
-    return Network(model, inputs[0::4], judge, cells, note, others, count=250, options=PHOTOGRAPHS)
+    return Network(model, inputs[0::4], judge, cells, note, others, count=250)
 
-
-PHOTOGRAPHS = ReconstructOptions(batch_size=10)
 
 NETWORKS: dict[str, Callable[[], Network]] = {
     "resnet20": lambda: resnet("resnet20"),

@@ -47,7 +47,7 @@ PHASES = {
 }
 """Sides of the windows: until which share of a stage they are seen, and by how much the one cosine over the stage is
 multiplied meanwhile, since at the rate that windows end with nothing is learnt from whole images any more."""
-USUAL = {"precision": "full", "decay": 5e-4, "zeros": "reconstruct"}
+USUAL = {"precision": "full", "decay": 5e-4, "zeros": "reconstruct", "shift": 4}
 """Settings that a row names only where they differ."""
 NOTE = (
     "resnet20 on CIFAR-10, 10,000 test images; reconstructed (512 images, allocation by damage, the same part of "
@@ -86,7 +86,7 @@ class Clock(Callback):
 
 def train(
     model: nn.Module, teacher: nn.Module, data: Any, masks: prunus.Masks | Growing, epochs: float, rate: float,
-    seed: int, folder: Path, images: str, precision: str, decay: float,
+    seed: int, folder: Path, images: str, precision: str, decay: float, shift: int,
 ) -> float:  # fmt: skip
     """Distil with the zeros held, or growing; returns the processor minutes."""
     steps = math.ceil(epochs * math.ceil(len(data) / BATCH))
@@ -97,7 +97,7 @@ def train(
         kept.mkdir(parents=True, exist_ok=True)
         config = FitConfig(
             lr=times * rate, schedule=Schedule("cosine", warmup="50it"), batch_size=BATCH, accumulate=PARTS,
-            augment=Windows(side, data.black), nesterov=True,
+            augment=Windows(side, data.black, shift), nesterov=True,
             distill_from=teacher, distill_weight=0.9, weight_decay=decay, seed=seed, precision=precision, folder=kept,
             every="1min", keep=1, resume=any(kept.iterdir()), progress=False, callbacks=(clock,),
         )  # fmt: skip
@@ -117,6 +117,9 @@ def main() -> None:
     parser.add_argument("--teacher", default="resnet20", help="the dense network itself, or another, such as resnet56")
     parser.add_argument("--precision", choices=["full", "bf16"], default="full", help="of the forward passes")
     parser.add_argument("--decay", type=float, default=5e-4, help="of the weights")
+    parser.add_argument(
+        "--shift", type=int, default=4, help="pixels that images are moved by at most; 0: mirrored only"
+    )
     parser.add_argument("--zeros", choices=["reconstruct", "gradual"], default="reconstruct", help="how they come in")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--work", type=Path, default=Path("runs"), help="where checkpoints go")
@@ -152,7 +155,7 @@ def main() -> None:
             masks = pruned(model, network.samples, sparsity, masks, chosen, network.exclude, place)
         start = 100 * accuracy(model.eval(), test)
         seed = chosen.seed + 100 * number  # other crops in every stage
-        how = (chosen.images, chosen.precision, chosen.decay)
+        how = (chosen.images, chosen.precision, chosen.decay, chosen.shift)
         minutes = train(model, teacher, network.samples, masks, epochs, rate, seed, place, *how)
         total += epochs
         key = {"pattern": chosen.pattern, "sparsity": sparsity, "teacher": chosen.teacher, "images": chosen.images}

@@ -114,11 +114,11 @@ def _train(small: nn.Module, teacher: nn.Module, data: Any, epochs: int, folder:
 class Windows:
     """Images cropped and mirrored as usual, and of these a window at one place for the whole batch."""
 
-    def __init__(self, side: int, border: Tensor) -> None:
-        self.side, self.border = side, border
+    def __init__(self, side: int, border: Tensor, shift: int = 4) -> None:
+        self.side, self.border, self.shift = side, border, shift
 
     def __call__(self, images: Tensor, source: torch.Generator) -> Tensor:
-        images = prunus.data.augment(images, source, fill=self.border)
+        images = prunus.data.augment(images, source, pad=self.shift, fill=self.border)
         top, left = torch.randint(images.shape[-1] - self.side + 1, (2,), generator=source).tolist()
         images = images[:, :, top : top + self.side, left : left + self.side]
         return images.contiguous(memory_format=torch.channels_last)

@@ -55,6 +55,14 @@ def test_large_batches_are_cut_so_that_some_images_can_be_held_aside() -> None:
         assert all(torch.equal(value, other[name]) for name, value in found[0].items())
 
 
+def test_large_images_run_in_parts_unless_a_size_is_asked_for() -> None:
+    photographs, small = torch.zeros(130, 3, 224, 224), torch.zeros(130, 3, 32, 32)
+    assert {batch.size for batch in calibrate_on(photographs, 70, None, 0)} == {10, 4, 6}
+    assert {batch.size for batch in calibrate_on([photographs], 70, None, 0)} == {10}  # batches of one's own too
+    assert {batch.size for batch in calibrate_on(photographs, 60, 12, 0)} == {12}
+    assert calibrate_on(small, 130, None, 0)[0].size == 13  # two full batches: cut into ten, as before
+
+
 def test_fewer_images_than_can_be_held_aside_change_nothing() -> None:
     dense, seen, _ = _few_images()
     found = []

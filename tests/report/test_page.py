@@ -239,6 +239,19 @@ def test_tables_of_papers_stand_on_the_page(chromium: Any, folder: Path, tmp_pat
 # ------------------------------------------------------------------------------------------------------ in the browser
 
 
+def test_another_network_starts_with_all_its_methods(chromium: Any, page: Path) -> None:
+    """What was switched off for one network switched off something else for the next; the page says whose it is."""
+    with opened(chromium, page) as (tab, complaints):
+        assert "1 of 2" in tab.inner_text(".hero:not([hidden]) .which")
+        tab.locator("#legend button").first.click()
+        off = tab.locator("#legend button[aria-pressed=false]")
+        assert off.count() == 1
+        tab.select_option("#panel", "1")
+        assert off.count() == 0
+        assert "fc:64-16-10 on digits: 2 of 2" in tab.inner_text(".hero:not([hidden]) .which")
+        assert complaints == []
+
+
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
 def test_it_opens_offline_without_complaints(chromium: Any, page: Path, width: int, scheme: str) -> None:
     with opened(chromium, page, width, scheme) as (tab, complaints):
@@ -292,6 +305,8 @@ def test_sorting_and_filtering(chromium: Any, page: Path) -> None:
         assert tab.inner_text("#count") == "1 of 3 rows", "words in any order; a number is the share of zeros"
         tab.fill("#filter", "balanced 90")
         assert tab.inner_text("#count") == "0 of 3 rows"
+        tab.fill("#filter", "balanced 0.5")
+        assert tab.inner_text("#count") == "1 of 3 rows", "as commands write it"
         tab.fill("#filter", "nothing like this")
         assert column("method") == []
         tab.fill("#filter", "")

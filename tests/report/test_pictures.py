@@ -120,6 +120,38 @@ def test_the_legend_is_small_and_ends_with_the_pictures(chromium: Any, page: Pat
         assert complaints == []
 
 
+@pytest.mark.parametrize("width", [1280, 390])
+def test_the_name_of_the_dense_line_stands_beside_the_picture(chromium: Any, page: Path, width: int) -> None:
+    """In the picture a network as good as the dense one hid it."""
+    with opened(chromium, page, width) as (tab, complaints):
+        name = tab.locator("#plot-accuracy .annotation").bounding_box()
+        grid = tab.locator("#plot-accuracy .nsewdrag").bounding_box()
+        card = tab.locator("#plot-accuracy").bounding_box()
+        assert name["x"] >= grid["x"] + grid["width"] - 1
+        assert name["x"] + name["width"] <= card["x"] + card["width"] + 1
+        assert complaints == []
+
+
+def test_one_sparsity_is_one_number_on_every_axis(chromium: Any, tmp_path: Path) -> None:
+    """Rounded shares of zeros (50.4 %) stretched an axis from 49 to 51, and points were called lines."""
+    cells = tiny(pattern=("unstructured", "2:4"))
+    common = {"notes": {}, "layers": [], "quality_dense": 0.9, "quality": 0.8, "energy_removed": 0.1, "speedup": 2.0}
+    with Store(tmp_path, create=True) as store:
+        for cell, share in zip(cells, (0.5, 0.504)):
+            store.add(cell, common | {"realised_sparsity": share})
+        page = write_report(store, tmp_path / "report.html")
+    with opened(chromium, page) as (tab, complaints):
+        for name in ("accuracy", "energy"):
+            assert tab.locator(f"#plot-{name} .xtick text").all_text_contents() == ["50"]
+        low, high = tab.evaluate("document.querySelector('#plot-energy')._fullLayout.xaxis.range")
+        assert high - low > 3
+        assert "Each mark is one way" in tab.inner_text("#how-accuracy")
+        said = tab.inner_text("#how-pareto")
+        assert "The cross is the dense network." in said
+        assert "integers" not in said, "no integers were measured"
+        assert complaints == []
+
+
 def test_names_of_dense_networks_stand_apart_on_a_phone(chromium: Any, page: Path) -> None:
     with opened(chromium, page, 390) as (tab, complaints):
         texts = tab.locator("#plot-pareto .textpoint text")

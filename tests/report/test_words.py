@@ -10,7 +10,7 @@ import pytest
 
 from prunus.report import render, svg, table
 from prunus.report.facts import Panel, panels, plain_name
-from prunus.report.words import as_fast, headline
+from prunus.report.words import as_fast, headline, meanings, remarks
 from prunus.study import Store
 from support.studies import tiny
 
@@ -133,6 +133,34 @@ def test_engines_are_named_in_full(tmp_path: Path) -> None:
     assert '<td class="text">int8 dynamic, ONNX Runtime</td>' in text
     assert '<td class="text">int8 static, ONNX Runtime</td>' in text
     assert "Output error: how far its outputs are from those of torch" in text
+
+
+def test_seeds_are_told_of_the_networks_that_have_them(tmp_path: Path) -> None:
+    """One network with three seeds among others with one: the page said that all numbers were means over three."""
+    cells = [*tiny(seed=(0, 1, 2)), *tiny(pattern=("2:4",))]
+    with Store(tmp_path, create=True) as store:
+        for cell in cells:
+            store.add(cell, COMMON | {"quality": 0.9})
+        (panel,) = panels(store.results(), store.bases())
+    assert any(said.startswith("1 of 2 networks was made with several seeds") for said in remarks(panel))
+
+
+def test_the_words_of_a_page_are_explained_on_it(tmp_path: Path) -> None:
+    """Those that occur, and no others; every pattern of a kind by its own numbers."""
+    patterns = ("unstructured", "balanced:16", "2:4", "blocks:4x4", "kernels")
+    cells = [*tiny(pattern=patterns), *tiny(method=("reconstruct+distil",), score=("wanda",))]
+    with Store(tmp_path, create=True) as store:
+        for cell in cells:
+            store.add(cell, COMMON | {"quality": 0.9})
+        (panel,) = panels(store.results(), store.bases())
+        text = render(store)
+    said = dict(meanings(panel))
+    assert {"dense", "magnitude", "reconstruct", "distil", *patterns} <= set(said)
+    assert not {"wanda", "perplexity", "int8, in integers", "2-norm"} & set(said)
+    assert said["2:4"] == "of every 4 neighbouring weights at most 2 stay"
+    assert said["balanced:16"] == "equally many of every 16 neighbouring weights stay"
+    assert said["blocks:4x4"] == "blocks of 4 × 4 weights go as a whole"
+    assert "<dt>balanced:16</dt>" in text
 
 
 def test_names_of_layers_break_after_dots_and_underscores() -> None:

@@ -14,9 +14,13 @@ FOLDS = 5
 """One batch of so many is held aside where chance plays a part."""
 IMAGES = 4
 """Sides of a batch of images."""
+USUAL = 64
+"""Samples in a batch unless something else is asked for."""
+LARGE = 1_600_000
+"""Numbers in a batch of images beyond which it is cut: what a layer makes of more no longer stays in the caches."""
 
 
-def calibrate_on(data: Any, samples: int, batch_size: int, seed: int) -> list[Batch]:
+def calibrate_on(data: Any, samples: int, batch_size: int | None, seed: int) -> list[Batch]:
     """The batches that hold the first `samples` of a random order of the data; labels are left out."""
     if data is None:
         raise BadInput("Reconstruction needs data: give some samples like those the model will meet, without labels.")
@@ -26,12 +30,15 @@ def calibrate_on(data: Any, samples: int, batch_size: int, seed: int) -> list[Ba
         raise BadInput(f"seed is {seed!r}; give a whole number.")
     found: list[Batch] = []
     count = 0
-    for batch in batches(data, size=min(batch_size, samples), shuffle=True, seed=seed):
+    for batch in batches(data, size=min(batch_size or USUAL, samples), shuffle=True, seed=seed):
         batch = batch if count + batch.size <= samples else head(batch, samples - count)
         found.append(check_finite(Batch(batch.args, batch.kwargs, None, batch.size)))
         count += batch.size
         if count >= samples:
             break
+    if batch_size is None and found[0].inputs.dim() == IMAGES:
+        most = max(1, LARGE // found[0].inputs[0].numel())
+        found = [part for batch in found for part in (_pieces(batch, most) if batch.size > most else [batch])]
     # The fifth batch is held aside: where it is the last, it may be a single sample.
     short = len(found) < FOLDS or (len(found) == FOLDS and found[-1].size < found[0].size)
     return split(found, 2 * FOLDS) if short and found[0].inputs.dim() == IMAGES else found

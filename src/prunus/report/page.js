@@ -147,14 +147,14 @@
     const dense = here().dense, axis = merit(traces), close = clipped();
     if (close) { Object.assign(axis, { autorange: false, autorangeoptions: undefined }, close.axis); traces.forEach((trace) => { trace.cliponaxis = true; }); }
     find("#how-accuracy").textContent = [
-      `Each line is one way to choose the weights that go${has(here().groups, "quality_integers").length ? ", in float32 kernels" : ""}.`, dense === null ? "" : "The wide grey line is the dense network.",
+      `Each ${new Set(here().groups.map((g) => g.sparsity)).size > 1 ? "line" : "mark"} is one way to choose the weights that go${has(here().groups, "quality_integers").length ? ", in float32 kernels" : ""}.`, dense === null ? "" : "The wide grey line is the dense network.",
       here().groups.some((g) => spread(g, "quality")) ? "Bars are one standard deviation over seeds." : "", close ? `Below the picture: ${close.count === 1 ? "1 network that is" : `${close.count} networks that are`} closer to guessing than to the dense one.` : "",
     ].filter(Boolean).join(" ");
     const lines = dense === null ? [] : [{ type: "line", layer: "below", xref: "paper", x0: 0, x1: 1, y0: scale() * dense, y1: scale() * dense, line: wide() }];
-    const notes = dense === null ? [] : [{ xref: "paper", x: 0.995, y: here().metric.lower ? Math.log10(dense) : scale() * dense, yanchor: "bottom", yshift: 3, xanchor: "right", showarrow: false, text: `dense ${said(dense)}`, font: { color: css("--soft"), size: 12 } }];
+    const notes = dense === null ? [] : [{ xref: "paper", x: 1, xshift: 4, y: here().metric.lower ? Math.log10(dense) : scale() * dense, yanchor: "middle", xanchor: "left", align: "left", showarrow: false, text: `dense<br>${said(dense)}`, font: { color: css("--soft"), size: 12 } }];
     const last = Math.max(...here().groups.map((g) => 100 * g.sparsity));
     if (traces.length && dense !== null) traces.push({ name: "dense", mode: "markers", x: [last], y: [scale() * dense], marker: { opacity: 0, size: 9 }, hoverinfo: "skip" });  // so that the axis reaches it
-    draw("accuracy", traces, { xaxis: zeros(), yaxis: axis, shapes: lines, annotations: notes });
+    draw("accuracy", traces, { xaxis: zeros(), yaxis: axis, shapes: lines, annotations: notes, margin: { l: 52, r: notes.length ? 58 : 14, t: 20, b: 44 } });  // its name stands beside the picture, where no mark can be
   }
   // Networks that only guess would press all others together: where those need less than two fifths of the axis, it ends below them.
   function clipped() {
@@ -184,7 +184,10 @@
         hovertemplate: "<b>" + method + "</b>, %{customdata[0]:.4g} % zeros<br>%{x:.2f} times faster %{customdata[2]}<br>%{customdata[1]}<extra></extra>",
       }] : [];
     }));
-    const near = (one) => Math.abs(one.faster - 1) < 0.2 * Math.max(...skilled.map((g) => g.faster)), side = (one) => (one.name === "dense float32" ? "bottom center" : one.name === "dense int8" && near(one) ? `top ${one.faster < 1 ? "left" : "right"}` : "top center");
+    const farthest = Math.max(...skilled.map((g) => g.faster), ...here().rivals.map((one) => one.faster)), near = (one) => Math.abs(one.faster - 1) < 0.2 * Math.max(...skilled.map((g) => g.faster));
+    const int8 = here().rivals.find((other) => other.name === "dense int8");
+    const sloping = (one) => one.front && one.faster > 0.3 * farthest && !(int8 && Math.abs(int8.faster - one.faster) < 0.35 * farthest);  // the line falls away below it
+    const side = (one) => (one.name === "dense float32" ? sloping(one) ? "top right" : "bottom center" : one.name === "dense int8" && near(one) ? `top ${one.faster < 1 ? "left" : "right"}` : "top center");
     if (traces.length) traces.push(...here().rivals.flatMap((one) => [{
       name: one.name, mode: "markers", cliponaxis: false, x: [one.faster], y: [scale() * one.quality],
       marker: { symbol: "cross-thin", size: 12, line: { width: 2.5, color: css("--ink") } }, hovertemplate: `<b>${one.name}</b>, %{x:.2f} times faster<br>${said(one.quality)}<extra></extra>`,
@@ -192,7 +195,7 @@
       mode: "markers+text", text: [narrow() ? one.name.replace("dense ", "") : one.name], textposition: side(one), cliponaxis: false, textfont: { color: css("--soft"), size: 12 }, x: [one.faster], y: [scale() * one.quality], marker: { size: 20, opacity: 0 }, hoverinfo: "skip",
     }]));
     const guessing = timed(here().groups).length - skilled.length;
-    find("#how-pareto").textContent = `Up and to the right is better, in the kernels that are faster (float32 or integers). Crosses are dense networks. Rings mark what nothing beats in both; the line joins them.${guessing ? ` Not shown: ${guessing === 1 ? "1 network that is" : `${guessing} networks that are`} closer to guessing than to the dense one.` : ""}`;
+    find("#how-pareto").textContent = `Up and to the right is better${skilled.some((g) => g.integers) ? ", in the kernels that are faster (float32 or integers)" : ""}. ${here().rivals.length > 1 ? "Crosses are dense networks." : "The cross is the dense network."} ${front.length > 1 ? "Rings mark what nothing beats in both; the line joins them." : "The ring marks what nothing beats in both."}${guessing ? ` Not shown: ${guessing === 1 ? "1 network that is" : `${guessing} networks that are`} closer to guessing than to the dense one.` : ""}`;
     draw("pareto", traces, { xaxis: { title: title(`times faster than dense${here().rivals.length > 1 ? " in torch" : ""}`), rangemode: "tozero" }, yaxis: merit(traces) });
   }
 
@@ -206,7 +209,7 @@
         hovertemplate: "<b>" + method + "</b>, %{customdata:.4g} % zeros<br>%{x:.2f} times fewer multiply-adds<br>%{y:.2f} times faster in float32<extra></extra>",
       }] : [];
     });
-    if (traces.length) traces.unshift({ name: "ideal", mode: "lines+text", text: ["", "ideal"], textposition: "middle left", textfont: { color: css("--soft"), size: 12 }, x: [1, most], y: [1, most], line: wide(), hoverinfo: "skip" });
+    if (traces.length) traces.unshift({ name: "ideal", mode: "lines+text", text: ["", "ideal\u2002"], textposition: "top left", cliponaxis: false, textfont: { color: css("--soft"), size: 12 }, x: [1, most], y: [1, most], line: wide(), hoverinfo: "skip" });
     draw("macs", traces, { xaxis: { title: title("times fewer multiply-adds"), ...logarithmic(traces, "x") }, yaxis: { title: title("times faster than torch, in float32"), ...logarithmic(traces, "y") } });
   }
 
@@ -217,7 +220,7 @@
       const typical = told.length ? [{
         name: method, legendgroup: method, showlegend: !known.length, mode: "lines+markers", x: told.map((g) => 100 * g.sparsity), y: told.map((g) => value(g, "held_out_bound")),
         line: { color: look.color, width: proved ? 1 : 2, dash: look.dash }, marker: marker(look, proved ? 6 : 11), customdata: told.map((g) => 100 * value(g, "held_out_probability")),
-        hovertemplate: "<b>" + method + "</b>, %{x:.4g} % zeros<br>with 95 % confidence at most %{customdata:.2g} %<br>of inputs move the output by more than %{y:.4g}<extra></extra>",
+        hovertemplate: "<b>" + method + "</b>, %{x:.4g} % zeros<br>with 95 % confidence the outputs differ by more<br>than %{y:.4g} for at most %{customdata:.2g} % of inputs<extra></extra>",
       }] : [];
       if (!known.length) return typical;
       const x = known.map((g) => 100 * g.sparsity);
@@ -235,8 +238,8 @@
     find("#guarantee").hidden = !traces.length;
     all('nav a[href="#guarantee"]').forEach((link) => { link.hidden = !traces.length; });
     find("#how-certificate").textContent = [
-      proved ? "Large, on thick lines: no input near the test points moves the outputs by more; proved. Ticks: an input there that moves them by so much; the truth lies between." : "",
-      most ? `${proved ? "Small, on thin lines: nearly" : "Nearly"} all inputs like the held-out ones move the outputs by less, with 95 % confidence.` : "",
+      proved ? "Large, on thick lines: for no input near the test points do the outputs differ more from those of the dense network; proved. Ticks: an input there for which they differ so much; the truth lies between." : "",
+      most ? `${proved ? "Small, on thin lines: for" : "For"} nearly all inputs like the held-out ones the outputs differ less ${proved ? "than that" : "from those of the dense network"}, with 95 % confidence.` : "",
     ].filter(Boolean).join(" ");
     draw("certificate", traces, { xaxis: zeros(), yaxis: { title: title("change of the outputs, 2-norm"), ...logarithmic(traces, "y") } });
   }
@@ -256,7 +259,8 @@
       });
       return found;
     });
-    draw("energy", traces, { xaxis: { title: title("zeros, %") }, yaxis: { title: title("energy removed, %"), rangemode: "tozero" } });
+    const asked = zeros().tickvals || [], placed = traces.flatMap((trace) => trace.x), room = Math.max(2, 0.06 * (asked.at(-1) - asked[0]));
+    draw("energy", traces, { xaxis: placed.every((x) => asked.some((one) => Math.abs(one - x) < 1)) ? { ...zeros(), range: [asked[0] - room, asked.at(-1) + room] } : { title: title("zeros, %") }, yaxis: { title: title("energy removed, %"), rangemode: "tozero" } });
   }
 
   function kernel(chosen) {
@@ -361,7 +365,8 @@
     const box = find("#examples");
     if (!box) return;
     const { changed, seen: looked, mended, broken } = chosen.changed, many = (x) => x.toLocaleString("en");
-    find("#examples-note").textContent = !looked ? "Both networks run in float32 here." : `In float32, ${many(changed)} of ${many(looked)} test images get another label than from the dense network${mended === null ? "" : `: ${many(broken)} were right before, ${many(mended)} are right now`}.`;
+    const how = { image: " Under each image stands what it shows, then what each network says.", text: " In bold: the beginning that both were given." }[chosen.examples[0]?.kind] ?? " Under each sentence: the one that is nearest to it for each network.";
+    find("#examples-note").textContent = (!looked ? "Both networks run in float32 here." : `In float32, ${many(changed)} of ${many(looked)} test images get another label than from the dense network${mended === null ? "" : `: ${many(broken)} were right before, ${many(mended)} are right now`}.`) + how;
     const guess = (one, name, said) => element("small", { class: one.truth === said ? "right" : "wrong" }, [`${name}: ${said}\u00a0${one.truth === said ? "✓" : "✗"}`]);
     const side = (text, name, kind) => element("dd", {}, [element("small", {}, [kind === "text" ? `${name} goes on` : `nearest, ${name}`]), text]);
     box.replaceChildren(...chosen.examples.map((one) => (one.kind === "image"
@@ -408,7 +413,7 @@
     all(".numbers .groups tr").forEach((row) => {
       const said = [...row.cells].map((cell) => cell.textContent).join(" | ").toLowerCase().replace(/\s+%/g, "%").replace(/\s+/g, " ");
       const zeros = row.querySelector("[data-key=sparsity]"), share = zeros ? `${Math.round(100 * zeros.dataset.value)}` : "";
-      const fits = wanted.every((word) => (/^[0-9.]+%?$/.test(word) ? share === word.replace("%", "") || (word.includes("%") && said.includes(word)) : said.includes(word)));
+      const fits = wanted.every((word) => (/^[0-9.]+%?$/.test(word) ? share === word.replace("%", "") || (/^0?\.\d+$/.test(word) && +share === Math.round(100 * word)) || (word.includes("%") && said.includes(word)) : said.includes(word)));
       row.hidden = !fits;
       if (!row.closest(".panel").hidden) { total++; shown += fits; }
     });
@@ -422,6 +427,7 @@
   if (find("#filter")) find("#filter").addEventListener("input", filter);
   if (find("#panel")) find("#panel").addEventListener("change", (event) => {
     panel = +event.target.value;
+    hidden.forEach((places) => places.clear());  // the same places are other methods there
     all(".panel").forEach((part) => { part.hidden = part.dataset.panel !== String(panel); });
     render(); filter();
   });

@@ -142,6 +142,7 @@ def _panel(panel: Panel) -> dict[str, Any]:
         "name": panel.name,
         "headline": words.headline(panel),
         "remarks": words.remarks(panel),
+        "meanings": words.meanings(panel),
         "alternatives": words.describe(panel),
         "cards": _cards(panel),
         "chosen": panel.groups.index(chosen) if chosen is not None else 0,
@@ -172,7 +173,7 @@ def _cards(panel: Panel) -> list[tuple[str, str, str]]:
         cards.append(("same answer", percent(agreement), beside))
     int8, other = group.mean("faster_than_int8"), group.mean("quality_int8")
     if int8 is not None:
-        cards.append(("against dense int8", _times(int8), _two(group, "faster_than_int8")))
+        cards.append(("speed against dense int8", _times(int8), _two(group, "faster_than_int8")))
     beside = f"dense {metric.show(panel.dense or 0)}" + ("" if other is None else f", int8 {metric.show(other)}")
     if told.deviation is not None:
         beside = f"± {metric.show(told.deviation)} over {told.count} seeds; {beside}"
@@ -183,7 +184,7 @@ def _cards(panel: Panel) -> list[tuple[str, str, str]]:
         if rival is None:
             cards.append(("faster than dense", _times(group.faster), took))
         else:
-            cards.append(("against dense float32", _times(rival), _two(group, "faster_than_dense") or took))
+            cards.append(("speed against dense float32", _times(rival), _two(group, "faster_than_dense") or took))
     (smaller, now), before = words.size_of(group), group.mean("bytes_dense") or 0
     if smaller is not None:
         cards.append(("smaller", f"{smaller:.1f} ×", f"{size(now)} instead of {size(before)}"))

@@ -10,6 +10,7 @@ from typing import Any
 from prunus.report.facts import Panel
 from prunus.report.metrics import percent
 from prunus.study.groups import SeedGroup
+from prunus.study.methods import METHODS, parse
 
 _NOISE = 0.05
 """What two measurements of the same gain may differ by."""
@@ -164,8 +165,8 @@ def remarks(panel: Panel) -> list[str]:
     ]
     if energy:
         found.append(
-            f"Theory for independent normal weights predicts the removed energy to within {percent(max(energy))} "
-            "of the whole."
+            "The share of the squared weights that went (the energy removed) is within "
+            f"{100 * max(energy):.1f} percentage points of what theory says for independent normal weights."
         )
     ratios = [
         (group.mean("bound") or 0) / (group.mean("attained") or 1)
@@ -173,17 +174,23 @@ def remarks(panel: Panel) -> list[str]:
         if group.mean("bound") is not None and group.mean("attained")
     ]
     if ratios:
-        found.append(f"Certificates are {number(min(ratios))} to {number(max(ratios))} times what a search attains.")
+        low, high = number(min(ratios)), number(max(ratios))
+        found.append(
+            f"Proved bounds are {low if low == high else f'{low} to {high}'} times the most that a search found."
+        )
     chosen = best(panel)
     bound = chosen.mean("bound") if chosen is not None and not chosen.vacuous else None
     if chosen is not None and bound is not None:
         count = int(chosen.results[0].config["settings"]["certify"])
         points = "1 test point" if count == 1 else f"{count} test points"
-        found.append(f"Proved: near {points} the outputs of that network move by at most {number(bound)}.")
+        found.append(
+            f"Proved: near {points} its outputs differ from the dense ones by at most {number(bound)} in the 2-norm."
+        )
     if chosen is not None and chosen.mean("held_out_bound") is not None:
         found.append(
-            f"With 95 % confidence, at most {percent(chosen.mean('held_out_probability') or 0)} of inputs like the "
-            f"held-out ones move the outputs of that network by more than {number(chosen.mean('held_out_bound') or 0)}."
+            f"With 95 % confidence, its outputs differ from the dense ones by more than "
+            f"{number(chosen.mean('held_out_bound') or 0)} in the 2-norm for at most "
+            f"{percent(chosen.mean('held_out_probability') or 0)} of inputs like the held-out ones."
         )
     if any(group.vacuous for group in panel.groups):
         found.append(
@@ -191,8 +198,76 @@ def remarks(panel: Panel) -> list[str]:
             "Deep networks need smaller neighbourhoods, or a spectral penalty in training."
         )
     if panel.seeds > 1:
-        found.append(f"Means and standard deviations are over {panel.seeds} seeds; a bar on a point is one of them.")
+        counts = [len(group.results) for group in panel.groups]
+        several = sum(count > 1 for count in counts)
+        which = (
+            f"Every network was made with {panel.seeds} seeds"
+            if len(set(counts)) == 1
+            else f"{several} of {len(counts)} networks {'were' if several > 1 else 'was'} made with several seeds"
+        )
+        found.append(f"{which}: such numbers are means, and a bar on a point is one standard deviation.")
     return found
+
+
+_SCORES = {
+    "magnitude": "the smallest weights go",
+    "random": "weights go at random",
+    "wanda": "weights go whose product with their inputs is smallest",
+    "snip": "weights go whose absence would change the loss least",
+    "grasp": "weights go whose absence would slow the training least",
+    "synflow": "weights go that carry least from input to output; no data are used",
+}
+_WAYS = {"reconstruct": "weights go whose loss the others can make good; these are adjusted on a few samples"}
+_PATTERNS = {
+    "unstructured": "zeros may be anywhere",
+    "kernels": "whole kernels of a convolution go",
+    "channels": "whole channels or neurons go",
+}
+
+
+def meanings(panel: Panel) -> list[tuple[str, str]]:
+    """The words of this panel that a newcomer may not know, each with its meaning in a line."""
+    found = {"dense": "the network before pruning, with all its weights"}
+    if panel.kernels or any(group.mean("faster_than_int8") is not None for group in panel.groups):
+        found["float32"] = "calculated with numbers of 32 bits, as networks are trained"
+        found["int8, in integers"] = "weights and inputs rounded to eight bits; dense int8 does this and prunes nothing"
+    for group in panel.groups:
+        method, distilled = parse(group.method)
+        if method == "prune":
+            found.setdefault(group.score, _SCORES.get(group.score, "weights go by this score"))
+        else:
+            found.setdefault(method, _WAYS.get(method, METHODS[method].about))
+        if distilled:
+            found.setdefault("distil", "trained afterwards to answer as the dense network does; no labels are used")
+        if group.spread == "damage":
+            found.setdefault("by damage", "layers whose zeros harm the outputs less get more of them")
+        if group.tuned:
+            found.setdefault("tuned", "trained on afterwards")
+    for pattern in dict.fromkeys(group.pattern for group in panel.groups):
+        found[pattern] = _pattern(pattern)
+    if panel.metric.name == "perplexity":
+        found["perplexity"] = "how many next words a language model wavers between; lower is better"
+        found["token"] = "a word or a piece of one"
+    if panel.metric.name == "Spearman correlation":
+        found["Spearman correlation"] = "how well the network's order of pairs agrees with the data's; 1 is the best"
+    found["held-out"] = "inputs that played no part in training or pruning"
+    if any(
+        group.mean(name) is not None for group in panel.groups for name in ("bound", "held_out_bound", "labels_proved")
+    ):
+        found["2-norm"] = "the length of a list of numbers: the root of the sum of their squares"
+    return list(found.items())
+
+
+def _pattern(name: str) -> str:
+    """The zeros that a pattern allows."""
+    kind, _, amount = name.partition(":")
+    if kind == "balanced":
+        return f"equally many of every {amount} neighbouring weights stay"
+    if kind == "blocks":
+        return f"blocks of {amount.replace('x', ' × ')} weights go as a whole"
+    if kind.isdigit():
+        return f"of every {amount} neighbouring weights at most {kind} stay"
+    return _PATTERNS.get(kind, "zeros of this pattern")
 
 
 def beside(panel: Panel) -> str:
