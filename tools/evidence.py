@@ -13,7 +13,7 @@ from typing import Any
 
 FOLDER = Path(__file__).resolve().parents[1] / "docs" / "evidence"
 
-FLAGS = ("avx512f", "avx512_vnni", "avx_vnni", "avx2", "fma")
+FLAGS = ("amx_int8", "avx512f", "avx512_vnni", "avx_vnni", "avx2", "fma")
 
 
 def cpu() -> str:

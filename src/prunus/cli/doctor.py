@@ -96,4 +96,4 @@ def _processor() -> str:
 
 def _flags() -> list[str]:
     known = _cpuinfo("flags").split()
-    return [flag for flag in ("avx2", "fma", "avx512f", "avx512_bf16", "avx512_vnni") if flag in known]
+    return [flag for flag in ("avx2", "fma", "avx512f", "avx512_bf16", "avx512_vnni", "amx_int8") if flag in known]
