@@ -106,7 +106,8 @@ class Hidden:
     def __call__(self, model: nn.Module) -> Tensor:
         with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, self.made[0].dtype == torch.bfloat16):
             self.dense(self.inputs)
-        far = [(a.float() - b.float()).square().sum() / b.float().square().sum() for a, b in zip(self.made, self.wanted)]
+        pairs = [(made.float(), wanted.float()) for made, wanted in zip(self.made, self.wanted)]
+        far = [(made - wanted).square().sum() / wanted.square().sum() for made, wanted in pairs]
         return self.weight * torch.stack(far).mean()
 
 
