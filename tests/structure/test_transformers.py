@@ -14,7 +14,9 @@ from tools.evidence import record
 from torch import nn
 
 import prunus
-from prunus.structure import find_removal, load, run_once, save
+from prunus.structure import Options, find_removal, load, run_once, save
+from prunus.structure._options import looked_at
+from prunus.structure._recover import first_rows
 from support import only_when_proving
 from support.fresh import run_fresh
 from support.hugging_face import MODELS, build
@@ -221,3 +223,15 @@ def test_all_transformers(tmp_path: Path) -> None:
         "configuration can say, prunus.structure.load reads all. Compiled is torch.compile (aot_eager); all within "
         "1e-4 of the smaller model itself.",
     )
+
+
+def test_long_texts_are_cut_to_what_fits() -> None:
+    """Of texts no more is looked at than their tokens allow: each token has as many outputs as there are words."""
+    long = [{"input_ids": torch.randint(10, (4, 1000), generator=torch.Generator().manual_seed(0))} for _ in range(8)]
+    (seen,) = looked_at(long, Options())
+    assert seen.size == 14  # three whole batches, and two of the fourth: 12,288 tokens are there
+    assert first_rows(seen, seen.size).size == 2
+    short = [{"input_ids": torch.zeros(16, 8, dtype=torch.long)}]
+    assert looked_at(short, Options())[0].size == first_rows(*looked_at(short, Options()), 16).size == 16
+    numbers = [torch.randn(64, 3, 40, 40)]
+    assert looked_at(numbers, Options())[0].size == 64

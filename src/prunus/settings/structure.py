@@ -23,7 +23,7 @@ class Options:
         depth: Whole residual blocks leave first, those whose absence changes the outputs least; widths do the rest.
         multiple: Widths are multiples of this; None takes 1, and with "time" the multiple that is
             fastest on this machine.
-        samples: Rows of data that are looked at.
+        samples: Rows of data that are looked at; of texts as many as hold 12,288 tokens, however many are asked for.
         recover: Solve for the layers that stay, so that the outputs on the data stay.
         per_layer: What the configuration of a Hugging Face model cannot say may leave as well: alike layers that
             differ, heads of BERT.

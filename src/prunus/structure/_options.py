@@ -11,10 +11,12 @@ from prunus.adapters import Batch, batches, check_finite
 from prunus.errors import BadInput, UnknownName
 from prunus.layers import as_globs
 from prunus.settings.structure import Options
-from prunus.structure._recover import joined
+from prunus.structure._recover import first_rows, joined, tokens_each
 from prunus.structure.allocations import ALLOCATIONS
 from prunus.structure.scores import SCORES
 
+TOKENS = 12_288
+"""Of texts, that are looked at: layers keep what they give for each of them until they are solved."""
 MEASURES = ("parameters", "multiply-adds", "time")
 
 
@@ -47,9 +49,11 @@ def looked_at(data: Any, options: Options) -> list[Batch]:
                 raise BadInput(f'The {name} {value!r} needs data: give data=, or take "magnitude" and "uniform".')
         return []
     found: list[Batch] = []
+    left = TOKENS
     for batch in batches(data, size=min(options.samples, 128), shuffle=True, seed=options.seed):
-        found.append(check_finite(batch))
-        if sum(each.size for each in found) >= options.samples:
+        found.append(check_finite(first_rows(batch, batch.size, left)))
+        left -= found[-1].size * tokens_each(batch)
+        if left <= 0 or sum(each.size for each in found) >= options.samples:
             break
     if not found:
         raise BadInput("The data holds no samples; give some that are like those the model will meet.")

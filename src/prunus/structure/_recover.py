@@ -15,6 +15,10 @@ from prunus.structure.elimination import damping
 from prunus.structure.groups import Coupling
 
 RIDGE = 1e-3
+TRIAL_TOKENS = 2048
+"""Of texts, for a measurement of the outputs."""
+TEXTS = 2
+"""Sides of a batch of token ids."""
 
 
 def joined(batches: Sequence[Batch]) -> list[Batch]:
@@ -49,8 +53,15 @@ def _padded(batches: Sequence[Batch]) -> Sequence[Batch]:
     return [wider(batch) for batch in batches]
 
 
-def first_rows(batch: Batch, count: int) -> Batch:
-    """The first rows of a batch, for what need not be measured on all of them."""
+def first_rows(batch: Batch, count: int, tokens: int = TRIAL_TOKENS) -> Batch:
+    """The first rows of a batch, for what need not be measured on all of them; of texts no more than `tokens` allows.
+
+    Two rows at least, or what there is: a text may be long, and every token has as many outputs as there are words.
+    """
+    if long := tokens_each(batch):
+        count = min(count, max(2, tokens // long))
+    if count >= batch.size:
+        return batch
 
     def cut(value: Any) -> Any:
         whole = isinstance(value, Tensor) and value.ndim > 0 and len(value) == batch.size
@@ -58,6 +69,12 @@ def first_rows(batch: Batch, count: int) -> Batch:
 
     kwargs = {name: cut(value) for name, value in batch.kwargs.items()}
     return Batch(tuple(map(cut, batch.args)), kwargs, cut(batch.labels), min(count, batch.size))
+
+
+def tokens_each(batch: Batch) -> int:
+    """How many tokens each text of a batch has, with its padding; 0 for other data."""
+    inputs = batch.inputs
+    return inputs.shape[1] if inputs.dim() == TEXTS and not inputs.is_floating_point() else 0
 
 
 def solve(

@@ -27,7 +27,7 @@ from prunus.structure._config import Knob, configured, find_knobs, matched, tie_
 from prunus.structure._features import solvable
 from prunus.structure._labels import Array
 from prunus.structure._options import looked_at, options_from, shares_from
-from prunus.structure._recover import answers, distance, recalibrate, solve
+from prunus.structure._recover import answers, distance, first_rows, recalibrate, solve
 from prunus.structure._walk import walk
 from prunus.structure.allocations import best
 from prunus.structure.groups import Coupling, FixedLayer, find_groups
@@ -327,13 +327,14 @@ def _recovered(small: nn.Module, model: nn.Module, coupling: Coupling, stays: Ar
     flags = [(module, module.training) for module in small.modules()]
     small.eval()
     try:
-        wanted = answers(model, batches)
-        before, old = copy.deepcopy(small.state_dict()), distance(small, wanted, batches)
+        judged = [first_rows(batch, batch.size) for batch in batches]
+        wanted = answers(model, judged)
+        before, old = copy.deepcopy(small.state_dict()), distance(small, wanted, judged)
         solve(small, model, coupling, stays, solvable(small, coupling), batches[0])
-        recalibrate(small, wanted, batches)
-        if not distance(small, wanted, batches) < old:
+        recalibrate(small, wanted, judged)
+        if not distance(small, wanted, judged) < old:
             small.load_state_dict(before)
-            recalibrate(small, wanted, batches)
+            recalibrate(small, wanted, judged)
     finally:
         for module, flag in flags:
             module.training = flag
