@@ -121,8 +121,9 @@ GOOD: dict[str, str] = {}
 
 
 def make_named(path: Path) -> None:
+    """The whole hash: eight of its characters can all be digits, which may be a date and prove nothing."""
     make_legacy(path)
-    GOOD["named"] = hashlib.sha256(path.read_bytes()).hexdigest()[:8]
+    GOOD["named"] = hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def read_named(path: Path) -> Any:
