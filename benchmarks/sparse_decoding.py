@@ -25,7 +25,6 @@ from torch import nn
 
 import prunus
 from benchmarks.harness import interleave, load, median, ratios, spread
-from prunus.sparse import BalancedLinear
 
 SPARSITIES = (0.5, 0.75, 0.9)
 PROMPT, STEP, LONGEST = 16, 16, 144
@@ -63,11 +62,9 @@ def run(quick: bool) -> list[dict[str, Any]]:
         prunus.prune(pruned, sparsity, pattern="balanced:16", exclude=network.exclude)
         for name, activations in (("float32", None), ("integers", torch.int8)):
             title = f"ours {sparsity:.0%}, {name}"
-            models[title] = prunus.compress(pruned, select="always", activations=activations, fuse=True)
+            options = {"activations": activations, "embeddings": activations}
+            models[title] = prunus.compress(pruned, select="always", fuse=True, **options)
             sparsity_of[title] = sparsity
-            if activations is not None:
-                head = BalancedLinear.from_dense(pruned.lm_head, 16, torch.int8, activations=torch.int8)
-                models[title].lm_head = head
         del pruned
     runs: dict[str, Callable[[], Any]] = {name: Decoder(model, prompt) for name, model in models.items()}
     with tempfile.TemporaryDirectory() as folder, torch.no_grad():

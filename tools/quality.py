@@ -211,7 +211,8 @@ def int8(network: Network) -> nn.Module:
 def in_integers(model: nn.Module, network: Network) -> dict[str, float]:
     """How a pruned network does with eight-bit weights and activations in our kernels."""
     example = next(iter(network.samples))
-    found = network.judge(prunus.compress(model, example=example, activations=torch.int8))
+    fast = prunus.compress(model, example=example, activations=torch.int8, embeddings=torch.int8)
+    found = network.judge(fast)
     return {f"{name} in integers": value for name, value in found.items() if name != "spans"}
 
 

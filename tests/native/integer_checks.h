@@ -9,7 +9,7 @@ namespace {
 // Integer products against sums of whole numbers, bit for bit, from inputs and for outputs that are exactly as large as
 // they must be.
 void check_integers(const IntegerLevel &level) {
-    const int64_t rows = draw(1, 50), cols = draw(1, 150), tokens = draw(1, 9), banks[] = {16, 32, 64, 128, 256};
+    const int64_t rows = draw(1, 50), cols = draw(1, 150), tokens = draw(1, 20), banks[] = {16, 32, 64, 128, 256};
     // Every second mask keeps equally many in all rows, so that groups read the same places.
     const Matrix m(rows, cols, banks[draw(0, 4)], std::pow(double(draw(0, 10)) / 10, 2), Values::i8, nullptr,
                    draw(0, 1));

@@ -157,7 +157,7 @@ def test_inconsistent_content_with_a_right_checksum_is_refused(tmp_path: Path) -
         lambda tensors, plan: plan["layers"]["layers.0"].update(bank=48),
         lambda tensors, plan: plan["layers"]["layers.0"].update(kind="conv2d", geometry=[1, 2]),
         lambda tensors, plan: plan.pop("rows"),
-        lambda tensors, plan: plan.update(version=3),
+        lambda tensors, plan: plan.update(version=4),
     ]
     for change in changes:
         with pytest.raises(BadInput):

@@ -11,7 +11,7 @@ from __future__ import annotations
 from prunus.sparse._channels import remove_channels
 from prunus.sparse._compress import compress
 from prunus.sparse._explain import explain
-from prunus.sparse._file import load, save
+from prunus.sparse._file import file_bytes, load, save
 from prunus.sparse._int8 import int8_engine
 from prunus.sparse._modules import BalancedLinear, SparseConv2d
 from prunus.sparse._onnx import export_onnx
@@ -32,6 +32,7 @@ __all__ = [
     "compress",
     "explain",
     "export_onnx",
+    "file_bytes",
     "find_peers",
     "find_permutation",
     "find_permuted_masks",

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from prunus import graph
 from prunus.errors import BadInput, first_line
 from prunus.layers import EMBEDDING, all_weights, is_conv1d
+from prunus.sparse._embeddings import narrowed, pack_table
 from prunus.sparse._foreign import Cast, PaddedConv2d, SparseAttention
 from prunus.sparse._geometry import ConvGeometry
 from prunus.sparse._graph import folded
@@ -28,12 +29,14 @@ NARROW = (torch.bfloat16, torch.float16)
 class Candidates:
     """`layers` that can be replaced; `left`: others that hold weights, with the reason why they cannot.
 
-    `convolutions` are layers whose own forward pads and convolves: (left, right, top, bottom) and the sizes.
+    `convolutions` are layers whose own forward pads and convolves: (left, right, top, bottom) and the sizes. `heads`
+    are linear layers whose weight is a table of embeddings in int8: that table by the layer's name.
     """
 
     layers: dict[str, nn.Module] = field(default_factory=dict)
     left: dict[str, str] = field(default_factory=dict)
     convolutions: dict[str, tuple[tuple[int, int, int, int], ConvGeometry]] = field(default_factory=dict)
+    heads: dict[str, nn.Parameter] = field(default_factory=dict)
 
 
 def depthwise(layer: nn.Module) -> bool:
@@ -44,8 +47,8 @@ def depthwise(layer: nn.Module) -> bool:
     return isinstance(layer, nn.Conv2d) and layer.groups == layer.in_channels == layer.out_channels > 1
 
 
-def find(model: nn.Module) -> Candidates:
-    """All layers of kinds that can be packed, whatever their weights."""
+def find(model: nn.Module, rounded: bool = False) -> Candidates:
+    """All layers of kinds that can be packed, whatever their weights; `rounded`: tables of embeddings are in int8."""
     found = Candidates()
     tables = {id(m.weight) for m in model.modules() if isinstance(m, (nn.Embedding, nn.EmbeddingBag))}
     attention = [module for module in model.modules() if isinstance(module, nn.MultiheadAttention)]
@@ -54,11 +57,14 @@ def find(model: nn.Module) -> Candidates:
         kind = _kind(module)
         if kind is None or id(module) in inside:
             continue
-        reason = _reason(module, kind, tables, name)
+        head = isinstance(module, nn.Linear) and id(module.weight) in tables
+        reason = _reason(module, kind, set() if head and rounded else tables, name)
         if reason:
             found.left[name] = reason
-        else:
-            found.layers[name] = module
+            continue
+        found.layers[name] = module
+        if head:
+            found.heads[name] = module.weight
     _name_others(model, found, inside)
     return found
 
@@ -255,6 +261,9 @@ def _packed(
             return sparse.from_dense(layer, dtype)  # type: ignore[attr-defined, no-any-return]
     if not isinstance(layer, nn.Conv2d):
         weight: Tensor = layer.weight.detach().float()  # type: ignore[operator]
+        if name in found.heads:
+            table = pack_table(narrowed(found.heads[name].detach(), torch.int8))
+            return BalancedLinear(table, _float(layer.bias), **inputs | {"permutation": None})
         order = inputs.get("permutation")
         weight = weight.t().contiguous() if is_conv1d(layer) else weight
         packed = pack(weight if order is None else weight[:, order], None, dtype)

@@ -37,7 +37,7 @@ from prunus.sparse._copies import (
     share_packed,
     sharing,
 )
-from prunus.sparse._embeddings import check_embeddings, round_tables_
+from prunus.sparse._embeddings import check_embeddings
 from prunus.sparse._errors import output_errors
 from prunus.sparse._explain import make_row
 from prunus.sparse._foreign import Cast, PaddedConv2d
@@ -48,6 +48,7 @@ from prunus.sparse._modules import PackedModule, check_order
 from prunus.sparse._packed import KINDS
 from prunus.sparse._plan import SparsePlan, StoredLayer, describe, install, plan_of
 from prunus.sparse._pretrained import offer_save_pretrained
+from prunus.sparse._tables import keep_in_int8, round_tables_
 
 LEAST_SPARSITY = 0.3  # below this share of zeros a layer is not tried unless it is named ...
 SMALL = 4096  # ... or so small that the saved overhead may pay, or a convolution that integer products make faster
@@ -90,7 +91,9 @@ def compress(
             the example. With select="measured" a layer whose integer products are slower than float32 ones gets those.
         embeddings: rounds tables of embeddings to torch.bfloat16 or torch.int8 (with a scale for each row), heads tied
             to them too. `save` stores them so, in a half or a quarter of the space; in memory they stay as wide as they
-            were, and `load` gives the same values. `explain` states the error of each table.
+            were, and `load` gives the same values. A head tied to a table in int8 is packed from it where that is
+            faster (with `activations` its products are integers too); then that table is in int8 in memory as well.
+            `explain` states the error of each table.
         fuse: ReLUs and residual sums run inside the layer before them, and the copy is a `torch.fx` graph where the
             model can be traced, whose inner results live in memory that is used again; blocks of transformers (BERT
             and its relatives, Llama, Mistral, Qwen2) whose layers are all packed run by one call.
@@ -128,7 +131,7 @@ def compress(
     # An order of columns belongs to the columns that were there.
     shapes_left = {} if permutations else remove_channels_(work)
     rounded_tables = [] if embeddings is None else round_tables_(work, embeddings)
-    found = find(work)
+    found = find(work, rounded=embeddings == torch.int8)
     shapes, foreign = _shapes(work, found.layers, example)
     read_own_forwards(found, shapes)
     spans = {} if calibration is None else find_spans(work, found.layers, calibration)
@@ -215,6 +218,7 @@ def _try_layers(
         sparsity = 1 - sum(int(weight.count_nonzero()) for weight in weights) / max(1, total)
         alone = depthwise(layer)  # every weight has an input of its own: nothing is shared that zeros could save
         hopeless = sparsity < LEAST_SPARSITY and (total > SMALL or name not in pairs) and not alone
+        hopeless = hopeless and not (name in found.heads and (options.activations or decision == "measured"))
         why = ""
         if decision == "never":
             why = "not selected"
@@ -249,7 +253,7 @@ def _try_layers(
             make_row(name, layer, packed, timing),
             make_row(name, layer, None, timing, why="" if likely else "its packed form is slower"),
         )
-        one = _Tried(name, layer, packed, *rows, sure, likely, pairs.get(name, ""))
+        one = _Tried(name, layer, packed, *rows, sure, likely, pairs.get(name, ""), found.heads.get(name))
         if plain is not None:
             one = replace(one, plain=_in_float32(one, plain, timing, other))
         tried.append(one)
@@ -303,7 +307,8 @@ def _finish_best(
 class _Tried:
     """A layer, what could replace it, what is said of it then or otherwise, and whether that gains: surely, perhaps.
 
-    `plain` is the same with float32 values, where those are faster than the integers that were asked for.
+    `plain` is the same with float32 values, where those are faster than the integers that were asked for. `table` is
+    the weight of a layer that is packed from a table of embeddings.
     """
 
     name: str
@@ -314,6 +319,7 @@ class _Tried:
     sure: bool
     likely: bool
     norm: str = ""
+    table: nn.Parameter | None = None
     plain: _Tried | None = None
 
 
@@ -329,6 +335,8 @@ def _finish(
         modules[one.name] = packed
         plan.layers[one.name] = describe(packed)
         plan.folded += [norms[one.name]] if one.name in norms else []
+    heads = {one.name: one.table for one in tried if one.name in modules and one.table is not None}
+    keep_in_int8(work, heads, plan, modules)
     return install(work, plan, modules).eval()
 
 

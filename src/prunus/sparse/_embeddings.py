@@ -1,4 +1,4 @@
-"""Tables of embeddings in fewer bits: rounded in the copy that `compress` makes, stored in that form by `save`.
+"""The forms of rounded tables of embeddings: their grid, the table in int8, and a head packed from the same integers.
 
 What is rounded lies on a grid that is found again from the values alone, bit for bit: bfloat16, or for int8 the whole
 multiples of one scale for each row. A scale has so few digits that its multiples are exact numbers of the table's type.
@@ -10,9 +10,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from prunus.errors import BadInput
-from prunus.sparse._plan import StoredLayer
+from prunus.sparse._packed import Packed, pack
+from prunus.sparse._weight import PackedWeight
 
 FEWER = (torch.bfloat16, torch.int8)
 SCALE = "|scale"  # ends the name under which a table's scales are stored
@@ -24,16 +26,6 @@ LEAST = {torch.float32: 2.0**-100, torch.bfloat16: 2.0**-100, torch.float16: 2.0
 def check_embeddings(dtype: Any) -> None:
     if dtype is not None and dtype not in FEWER:
         raise BadInput(f"Embeddings can be stored as torch.bfloat16 or torch.int8, not as {dtype}.")
-
-
-def tables(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Every table of embeddings by the name of its module; one that several modules share only once."""
-    found: dict[int, tuple[str, nn.Parameter]] = {}
-    for name, module in model.named_modules():
-        weight = module._parameters.get("weight")
-        if weight is not None and isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
-            found.setdefault(id(weight), (name, weight))
-    return dict(found.values())
 
 
 def narrowed(table: Tensor, dtype: torch.dtype) -> dict[str, Tensor]:
@@ -66,31 +58,48 @@ def check_parts(parts: dict[str, Tensor]) -> None:
             raise ValueError("the scales of embeddings are wrong")
 
 
-def round_tables_(model: nn.Module, dtype: torch.dtype) -> list[StoredLayer]:
-    """Round every table of a model whose tensors may be shared with another: rounded ones are new tensors.
+def pack_table(parts: dict[str, Tensor]) -> Packed:
+    """A table in int8 as the weight of a linear layer: the same integers and scales."""
+    check_parts(parts)
+    found = pack(parts[""].float())
+    shape = (found.rows, found.cols, found.bank)
+    rest = (found.index, found.schedule, found.starts, parts[SCALE].flatten().clone())
+    return Packed(*shape, found.values.to(torch.int8), *rest)
 
-    Returns:
-        A row for each table, with the size of the change over the size of the table.
-    """
-    rows, fresh = [], dict[int, nn.Parameter]()
-    for name, table in tables(model).items():
-        values, size = table.detach(), table.nbytes
-        zeros = 1 - int(values.count_nonzero()) / max(1, values.numel())
-        if table.dtype not in DIGITS or table.dtype == dtype or not values.numel():
-            kind = str(table.dtype).removeprefix("torch.")
-            rows.append(StoredLayer(name, "dense", "torch", zeros, size, size, why=f"an embedding that holds {kind}"))
-            continue
-        parts = narrowed(values, dtype)
-        again = widened(parts, table.dtype)
-        if not bool((values.isfinite() & again.isfinite()).all()):
-            raise BadInput(f"The embedding {name!r} holds NaN, infinity or numbers too large to be rounded: mend it.")
-        error = float(torch.dist(again.float(), values.float()) / values.float().norm().clamp_min(1e-30))
-        words = f"embedding, {str(dtype).removeprefix('torch.')} in files"
-        stored = sum(part.nbytes for part in parts.values())
-        rows.append(StoredLayer(name, words, "torch", zeros, stored, size, error=error))
-        fresh[id(table)] = nn.Parameter(again, table.requires_grad)
-    for module in model.modules():
-        for name, held in module._parameters.items():
-            if held is not None and id(held) in fresh:
-                module._parameters[name] = fresh[id(held)]
-    return rows
+
+class RoundedEmbedding(nn.Module):
+    """A table of embeddings in int8, with a scale for each row; what is looked up is of type `dtype`."""
+
+    values: Tensor
+    scale: Tensor
+
+    def __init__(self, parts: dict[str, Tensor], dtype: torch.dtype = torch.float32) -> None:
+        super().__init__()
+        check_parts(parts)
+        self.register_buffer("values", parts[""])
+        self.register_buffer("scale", parts[SCALE])
+        self.num_embeddings, self.embedding_dim = parts[""].shape
+        self.dtype = dtype
+
+    @property
+    def weight(self) -> PackedWeight:
+        """The table, for code that asks for its dtype, shape or device; its values are made when computed with."""
+        return PackedWeight(tuple(self.values.shape), self.dtype, self.values.device, self._table)
+
+    def _table(self) -> Tensor:
+        return widened({"": self.values, SCALE: self.scale}, self.dtype)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """The rows with these numbers.
+
+        Args:
+            input: numbers of rows (...).
+
+        Returns:
+            (..., embedding_dim).
+        """
+        parts = {"": functional.embedding(input, self.values), SCALE: functional.embedding(input, self.scale)}
+        return widened(parts, self.dtype)
+
+    def extra_repr(self) -> str:
+        return f"{self.num_embeddings}, {self.embedding_dim}, int8"

@@ -1,9 +1,10 @@
 """`prunus.sparse.save` and `load`: one safetensors file, really smaller, without dense weights.
 
 The tensors are the compressed model's state (for a packed layer: values, index, schedule, starts, scale, bias; the
-layout stands in `_packed`). The record (see `prunus.storage`) holds "plan" (version, which layers are packed and how,
-which batch norms were folded, what was measured), "shared" (names of tensors that are another one) and "stored" (tables
-of embeddings in fewer bits, and their type in memory). Loading reads the file into memory, checks its digest and every
+layout stands in `_packed`), without the weights of heads that are packed from a table of embeddings. The record (see
+`prunus.storage`) holds "plan" (version, which layers are packed and how, which batch norms were folded, what was
+measured), "shared" (names of tensors that are another one) and "stored" (tables of embeddings in fewer bits, and their
+type in memory). Loading reads the file into memory, checks its digest and every
 index, and refuses what does not fit; dense weights are never built.
 """
 
@@ -21,9 +22,10 @@ from prunus import storage
 from prunus.errors import BadFile, BadInput
 from prunus.layers import is_conv1d
 from prunus.sparse._channels import apply_shapes
-from prunus.sparse._embeddings import DIGITS, SCALE, check_parts, narrowed, tables, widened
+from prunus.sparse._embeddings import DIGITS, SCALE, check_parts, narrowed, widened
 from prunus.sparse._geometry import ConvGeometry
-from prunus.sparse._plan import CALIBRATED, VERSION, SparsePlan, build, install, plan_of
+from prunus.sparse._plan import CALIBRATED, ROUNDED, TIED, VERSION, SparsePlan, build, install, plan_of
+from prunus.sparse._tables import TABLE, head_tensors, tables
 
 KIND = "sparse model"
 
@@ -47,13 +49,43 @@ def save(model: nn.Module, path: str | os.PathLike[str]) -> Path:
         >>> prunus.sparse.save(fast, "small.safetensors").name
         'small.safetensors'
     """
+    return storage.write_tensors(path, *_contents(model))
+
+
+def file_bytes(model: nn.Module) -> int:
+    """Bytes of all tensors that `save` would write.
+
+    Args:
+        model: as `prunus.compress` returned it.
+
+    Returns:
+        Their number.
+
+    Raises:
+        BadInput: if the model is not compressed.
+
+    Example:
+        >>> model = prunus.models.make("fc:64-64-10", seed=0)
+        >>> fast = prunus.compress(model, prunus.find_masks(model, 0.9), select="always")
+        >>> prunus.sparse.file_bytes(fast) < 4 * 64 * 74
+        True
+    """
+    return sum(tensor.nbytes for tensor in _contents(model)[0].values())
+
+
+def _contents(model: nn.Module) -> tuple[dict[str, Tensor], str, dict[str, Any]]:
+    """Tensors, kind and record of a model's file."""
     plan = plan_of(model).to_dict()
+    state = model.state_dict(keep_vars=True)
+    made = _made_again(plan["layers"], state)
     tensors: dict[str, Tensor] = {}
     seen: dict[int, str] = {}
     shared: dict[str, str] = {}
     # Buffers that a state leaves out (position ids, frequencies) too: a model on the meta device cannot make them.
-    unsaved = {name: buffer for name, buffer in model.named_buffers() if name not in model.state_dict()}
-    for name, tensor in {**model.state_dict(keep_vars=True), **unsaved}.items():
+    unsaved = {name: buffer for name, buffer in model.named_buffers() if name not in state}
+    for name, tensor in {**state, **unsaved}.items():
+        if name in made:
+            continue
         if id(tensor) in seen:
             shared[name] = seen[id(tensor)]
             continue
@@ -65,7 +97,25 @@ def save(model: nn.Module, path: str | os.PathLike[str]) -> Path:
         if parts:
             stored[name] = str(table.dtype).removeprefix("torch.")
             tensors |= {name + part: value for part, value in parts.items()}
-    return storage.write_tensors(path, tensors, KIND, {"plan": plan, "shared": shared, "stored": stored})
+    return tensors, KIND, {"plan": plan, "shared": shared, "stored": stored}
+
+
+def _made_again(layers: dict[str, dict[str, Any]], state: dict[str, Tensor]) -> set[str]:
+    """Names of the tensors of heads that loading makes again from tables; heads that were changed since keep theirs."""
+    found = set[str]()
+    for name, spec in layers.items():
+        if TABLE not in spec:
+            continue
+        try:
+            parts = head_tensors(name, spec, state)
+            same = all(torch.equal(state[part], value) for part, value in parts.items())
+        except (KeyError, ValueError, RuntimeError):
+            same = False
+        if same:
+            found |= set(parts)
+        else:
+            del spec[TABLE]
+    return found
 
 
 def _exactly(table: Tensor, dtype: torch.dtype) -> dict[str, Tensor]:
@@ -100,6 +150,11 @@ def load(path: str | os.PathLike[str], model: nn.Module) -> nn.Module:
     """
     plan, tensors, shared = _read(Path(path))
     tensors |= {name: tensors[first] for name, first in shared.items()}
+    for name, spec in plan.layers.items():
+        try:
+            tensors |= head_tensors(name, spec, tensors) if TABLE in spec else {}
+        except (KeyError, ValueError, TypeError, AttributeError, RuntimeError, BadInput) as error:
+            raise BadFile(f"The file {path} is damaged: the table of {name!r} cannot be read ({error}).") from None
     work = _hollow(model)
     apply_shapes(work, plan.shapes)
     modules: dict[str, nn.Module] = {}
@@ -125,8 +180,8 @@ def _read(path: Path) -> tuple[SparsePlan, dict[str, Tensor], dict[str, str]]:
     tensors, record = storage.read_tensors(path, KIND)
     try:
         plan, shared = record["plan"], dict(record["shared"])
-        if plan["version"] not in (VERSION, CALIBRATED):
-            known = f"versions {VERSION} and {CALIBRATED}"
+        if plan["version"] not in (VERSION, CALIBRATED, TIED):
+            known = f"versions {VERSION} to {TIED}"
             raise BadFile(f"The file {path} has version {plan['version']}; this Prunus reads {known}.")
         if any(first not in tensors for first in shared.values()):
             raise ValueError("a shared tensor is missing")
@@ -190,6 +245,8 @@ def _own_words(spec: dict[str, Any]) -> str:
 
 
 def _kind_of(module: nn.Module | None) -> str:
+    if isinstance(module, nn.Embedding):
+        return f"embedding {module.num_embeddings} x {module.embedding_dim}"
     if isinstance(module, nn.Linear):
         return f"linear {module.out_features} x {module.in_features}"
     if module is not None and is_conv1d(module):
@@ -238,7 +295,8 @@ def _name_kind(spec: dict[str, Any]) -> str:
         cells = spec.get("cells", [spec])
         first = cells[0]
         return f"{spec['kind']} {first['inputs']['cols']} to {first['state']['cols']}, {len(cells)} cells"
-    return f"linear {spec['rows']} x {spec['cols']}"
+    word = "embedding" if spec["kind"] == ROUNDED else "linear"
+    return f"{word} {spec['rows']} x {spec['cols']}"
 
 
 def _fill(model: nn.Module, state: dict[str, Tensor], path: str | os.PathLike[str]) -> nn.Module:

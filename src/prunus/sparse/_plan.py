@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from prunus.errors import BadInput
 from prunus.sparse._blocks import run_blocks_natively
+from prunus.sparse._embeddings import DIGITS, SCALE, RoundedEmbedding
 from prunus.sparse._foreign import Cast, PaddedConv2d, SparseAttention
 from prunus.sparse._geometry import ConvGeometry
 from prunus.sparse._graph import fuse
@@ -20,8 +21,10 @@ from prunus.sparse._transformers import run_models_natively
 
 VERSION = 1
 CALIBRATED = 2  # files with integer convolutions or calibrated inputs, which version 1 would read as something else
+TIED = 3  # files with a head that is packed from a table of embeddings
 INPUTS = {None: (None, False), "int8": (torch.int8, False), "int8, calibrated": (torch.int8, True)}
 ATTRIBUTE = "prunus_plan"
+ROUNDED = "rounded embedding"
 
 
 @dataclass(frozen=True)
@@ -71,7 +74,7 @@ class SparsePlan:
     embeddings: str = ""
 
     def to_dict(self) -> dict[str, Any]:
-        return {"version": CALIBRATED if _needs_later(self.layers) else VERSION, **asdict(self)}
+        return {"version": _version(self.layers), **asdict(self)}
 
     @classmethod
     def from_dict(cls, record: dict[str, Any]) -> SparsePlan:
@@ -85,15 +88,19 @@ class SparsePlan:
         return cls(layers, folded, bool(record["fused"]), shapes, rows, embeddings)
 
 
-def _needs_later(spec: Any) -> bool:
-    """Whether something in the description of layers is unknown to version 1."""
+def _version(spec: Any) -> int:
+    """The first version that knows everything in the description of layers."""
+    if not isinstance(spec, (dict, list)):
+        return VERSION
+    parts = spec.values() if isinstance(spec, dict) else spec
+    most = max(map(_version, parts), default=VERSION)
     if isinstance(spec, list):
-        return any(_needs_later(part) for part in spec)
-    if not isinstance(spec, dict):
-        return False
-    inputs = spec.get("activations")
-    own = inputs == "int8, calibrated" or (inputs is not None and spec.get("kind") == "conv2d")
-    return own or any(_needs_later(part) for part in spec.values())
+        return most
+    inputs, kind = spec.get("activations"), spec.get("kind")
+    if kind == ROUNDED or (isinstance(kind, str) and "table" in spec):
+        return TIED
+    later = inputs == "int8, calibrated" or (inputs is not None and kind == "conv2d")
+    return max(CALIBRATED, most) if later else most
 
 
 def plan_of(model: nn.Module) -> SparsePlan:
@@ -123,6 +130,9 @@ def describe(module: nn.Module) -> dict[str, Any]:
     if isinstance(module, SparseLSTM):
         cells = [describe(cell) for cell in module.cells]
         return {"kind": "lstm", "cells": cells, "batch_first": module.batch_first, "both": module.bidirectional}
+    if isinstance(module, RoundedEmbedding):
+        kind = str(module.dtype).removeprefix("torch.")
+        return {"kind": ROUNDED, "rows": module.num_embeddings, "cols": module.embedding_dim, "dtype": kind}
     assert isinstance(module, PackedModule)
     spec: dict[str, Any] = {"rows": module.rows, "cols": module.cols, "bank": module.bank, "kind": "linear"}
     spec["bias"] = module.bias is not None
@@ -161,6 +171,12 @@ def build(spec: dict[str, Any], tensors: dict[str, Tensor]) -> nn.Module:
         if not all(isinstance(part, BalancedLinear) for part in four):
             raise BadInput("its projections are missing")
         return SparseAttention(four, int(spec["heads"]), bool(spec["batch_first"]))  # type: ignore[arg-type]
+    if spec["kind"] == ROUNDED:
+        types = {str(known).removeprefix("torch."): known for known in DIGITS}
+        found = RoundedEmbedding({"": tensors["values"], SCALE: tensors["scale"]}, types[spec["dtype"]])
+        if (found.num_embeddings, found.embedding_dim) != (spec["rows"], spec["cols"]):
+            raise BadInput("its table has another size")
+        return found
     return _build_packed(spec, tensors)
 
 

@@ -11,9 +11,10 @@ from prunus.study.store import Store
 
 
 def retime(cells: Sequence[Cell], store: Store, show: Callable[[Cell, float], None] | None = None) -> int:
-    """Put fresh times in the place of those in the store; everything else stays. Returns how many cells were timed.
+    """Put fresh times in the place of those in the store. Returns how many cells were timed.
 
-    A study that was made before answers in integers were counted gets those too, from the networks it kept.
+    What the timed network answers in integers is measured again too, where the study kept the network: which layers are
+    packed depends on times. Everything else stays.
 
     Dense engines that a study has times of are timed again first, once for each dense network.
 
@@ -32,7 +33,7 @@ def retime(cells: Sequence[Cell], store: Store, show: Callable[[Cell, float], No
             _time_engines(cell, store)
             fresh.add(cell.base)
         record: dict[str, Any] = {**result.record, "layers": [dict(layer) for layer in result.record["layers"]]}
-        record |= _times(cell, store, record["layers"], "agreement_integers" not in record) | {"versions": versions()}
+        record |= _times(cell, store, record["layers"]) | {"versions": versions()}
         store.add(cell, record, seconds=result.seconds)
         count += 1
         if show is not None:
@@ -59,7 +60,7 @@ def _weights(cell: Cell, store: Store) -> bytes:
         ) from None
 
 
-def _times(cell: Cell, store: Store, layers: list[dict[str, Any]], judge: bool) -> dict[str, Any]:
+def _times(cell: Cell, store: Store, layers: list[dict[str, Any]]) -> dict[str, Any]:
     from prunus.study import kept, measure, networks, speeds
 
     weights = _weights(cell, store)
@@ -73,4 +74,4 @@ def _times(cell: Cell, store: Store, layers: list[dict[str, Any]], judge: bool) 
         pruned = measure.masks_of(cell, dense).apply_(networks.restored(cell, weights))
     base = store.bases().get(cell.base, {})
     test = networks.load(cell, "test")
-    return speeds.compressed(cell, base, dense, pruned, test, layers, judge=judge and known)
+    return speeds.compressed(cell, base, dense, pruned, test, layers, judge=known)

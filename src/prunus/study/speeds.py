@@ -40,7 +40,7 @@ def compressed(
 
     Without `judge`, the quality of the network in integers and the answers it keeps are not measured.
     """
-    from prunus.sparse import compress, explain
+    from prunus.sparse import compress, explain, file_bytes
 
     settings = cell.settings
     example = first_inputs(test, settings.batch)
@@ -53,8 +53,7 @@ def compressed(
         rounded: dict[str, Any] = {"activations": torch.int8, "embeddings": torch.int8}
         models["_integers"] = _packed(pruned, example, **rounded)
         whole = compress(pruned, select="always", example=example, **rounded)
-        tables = [row for row in explain(whole) if row.format.startswith("embedding")]  # these are smaller in files
-        record["bytes_integers"] = stored_bytes(whole) - sum(row.dense_bytes - row.bytes for row in tables)
+        record["bytes_integers"] = file_bytes(whole)
         record["bytes_memory"] = stored_bytes(models["_integers"])
         if judge:
             record |= _judged(cell, dense, models["_integers"], test)

@@ -218,7 +218,8 @@ void multiply_tokens(const IntegerLevel &level, const IntegerMatrix &m, const Qu
     // Tokens are cut so that their inputs stay in the first-level cache while all rows read them; weights that come
     // from memory are read for as many tokens as the second-level cache holds.
     const int64_t at_hand = m.count * unit_bytes > weights_at_hand ? 8 * inputs_at_hand : inputs_at_hand;
-    const int64_t block = std::max<int64_t>(4, at_hand / std::max<int64_t>(1, pitch) / 4 * 4);
+    const int64_t together = level.together, fit = at_hand / std::max<int64_t>(1, pitch);
+    const int64_t block = std::max<int64_t>(together, fit / together * together);
     const int64_t blocks = (tokens + block - 1) / block;
     const int64_t parts = useful > 1 ? std::min(groups, std::max<int64_t>(1, (4 * useful + blocks - 1) / blocks)) : 1;
     parallel(useful, blocks * parts, [&](int64_t task) {

@@ -153,6 +153,7 @@ struct IntegerLevel {
     void (*choose)(const uint8_t *from, const uint8_t *inside, int64_t count, uint8_t zero, uint8_t *out);
     void (*choose_second)(const uint8_t *from, const uint8_t *inside, int64_t count, uint8_t zero, uint8_t *out);
     void (*multiply)(const IntegerTask &);
+    int together;  // tokens that `multiply` best has a multiple of
     void (*planes)(const PlaneTask &);
 };
 

@@ -19,11 +19,18 @@ inline __m256i dot(__m256i sum, __m256i inputs, __m256i weights) {
 
 #include "integer_body.h"
 #include "integer_level.h"
+#include "integer_wide.h"
+
+constexpr IntegerLevel wide_level() {
+    IntegerLevel level = integer_level("avx512-vnni");
+    level.multiply = multiply_wide, level.together = tokens_together;
+    return level;
+}
 
 }  // namespace
 
 const IntegerLevel &avx512_vnni_integers() {
-    static constexpr IntegerLevel level = integer_level("avx512-vnni");
+    static constexpr IntegerLevel level = wide_level();
     return level;
 }
 

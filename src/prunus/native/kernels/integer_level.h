@@ -7,5 +7,6 @@ constexpr IntegerLevel integer_level(const char *name) {
             .choose = choose,
             .choose_second = choose_second,
             .multiply = multiply,
+            .together = 4,
             .planes = planes};
 }
