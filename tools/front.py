@@ -6,11 +6,12 @@ python -m tools.front                                   # puts it between its ma
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 from typing import Any
 
 from tools.evidence import FOLDER
+
+from prunus.report.words import at_least
 
 README = Path(__file__).resolve().parents[1] / "README.md"
 WHERE = {"resnet20": "convolutions", "efficientnet": "pointwise convolutions and head"}
@@ -125,8 +126,7 @@ def _known(row: dict[str, Any], judged: str) -> str:
     """
     kernels = "" if "agreement in" in row else " in float32"
     if row["agreement_low"] is not None:
-        least = math.floor(1000 * row["agreement_low"]) / 10  # a bound is never rounded up
-        return f"the same label for at least {least:.1f} % of such images{kernels} (95 % sure)"
+        return f"the same label for at least {at_least(row['agreement_low'])} % of such images{kernels} (95 % sure)"
     if row["agreement"] is None:
         return "measured only"
     what = {"Spearman": "the same nearest sentence", "perplexity": "the same next token"}[judged]

@@ -58,6 +58,7 @@ STUDIES: dict[str, dict[str, Any]] = {
         "model": "resnet20",
         "data": "cifar10",
         "again": [1, 2],
+        "spread": [0.5, 0.75],
         "distilled": [0.9],
         "settings": {
             "exclude": ["conv1", "linear"],
@@ -77,6 +78,7 @@ STUDIES: dict[str, dict[str, Any]] = {
         "data": "tools.showcase:photographs",
         "allocation": "damage",  # of reconstruction; equal shares cost three points more
         "magnitude": [0.5],  # at chance there already
+        "wanda": [0.5],
         "shrunk": [0.25],  # at chance with half of the channels
         "distilled": [0.75],
         "distilling": {"distil": "60it", "optimizer": "adamw", "finetune_lr": 3e-4},
@@ -94,6 +96,8 @@ STUDIES: dict[str, dict[str, Any]] = {
         "title": "MiniLM, a sentence encoder, pruned",
         "model": f"hf:{MODELS}/minilm",
         "data": "tools.showcase:similarities",
+        "again": [1, 2],
+        "spread": [0.5, 0.75],
         "distilled": [0.75],
         "settings": {
             "exclude": ["pooler*"],
@@ -111,6 +115,8 @@ STUDIES: dict[str, dict[str, Any]] = {
         "title": "SmolLM2-135M, a language model, pruned",
         "model": f"hf:{MODELS}/smollm2",
         "data": "tools.showcase:wikitext",
+        "sparsity": [0.5, 0.75],  # nothing is left at 90 %
+        "wanda": [0.5],
         "shrunk": [0.25],
         "distilled": [0.5],
         "distilling": {"distil": "40it", "optimizer": "adamw", "finetune_lr": 1e-4},
@@ -176,16 +182,17 @@ def _grids(study: dict[str, Any], quick: bool) -> list[dict[str, Any]]:
     free = {"pattern": ["unstructured"], "sparsity": common["sparsity"]}
     first = common["sparsity"][:1]
     plain = {"sparsity": study["magnitude"]} if "magnitude" in study else {}
+    ranked = {"score": ["wanda"], "sparsity": study.get("wanda", common["sparsity"])}
     ways: list[dict[str, Any]] = [
         {"method": ["reconstruct"]},
         {"method": ["reconstruct"], **free},
         {"method": ["prune"]} | plain,
         {"method": ["prune"], **free} | plain,
-        {"method": ["prune"], "score": ["wanda"], "sparsity": first},
+        {"method": ["prune"], **ranked},
         {"method": ["shrink"], "pattern": ["channels"], "sparsity": study.get("shrunk", [0.5])},
         {"method": ["reconstruct+distil"], "pattern": ["balanced:16"], "sparsity": distilled},
-        {"method": ["reconstruct"], "pattern": ["balanced:16"], "sparsity": first, "seed": again},
-        {"method": ["prune"], "score": ["wanda"], "pattern": ["unstructured"], "sparsity": first},
+        {"method": ["reconstruct"], "pattern": ["balanced:16"], "sparsity": study.get("spread", first), "seed": again},
+        {"method": ["prune"], **free, **ranked},
     ]
     chosen = ways[:1] if quick else [way for way in ways if [] not in way.values()]
     spread = {"allocation": study["allocation"]} if "allocation" in study else {}

@@ -15,6 +15,7 @@ from prunus.report import render, table, write_report
 from prunus.report.facts import panels, payload
 from prunus.report.words import best, headline, remarks
 from prunus.study import Cell, Grid, Store, run_study
+from prunus.study.speeds import fastest_engine
 from support.browser import browser, opened
 from support.studies import Here, tiny
 
@@ -146,8 +147,40 @@ def test_dense_engines_stand_beside_the_pruned_networks(tmp_path: Path) -> None:
     said = headline(panel).replace("\u00a0", " ")
     assert "Dense int8 is faster: the pruned network has 0.50 of its speed (1.2 at batch 8)." in said
     assert "2.0 times as fast as the fastest dense float32 engine (2.5 at batch 8)" in said
-    assert "dense, int8, fastest engine" in text
+    assert "dense, int8 (fastest engine)" in text
     assert "0.50 / 1.20\u00a0×" in text
+
+
+def test_the_dense_int8_rival_is_named_and_useful(tmp_path: Path) -> None:
+    """An engine whose outputs are as far off as zeros is no rival; the one that was judged is named beside the fastest,
+    with its answers and its file, and a bound is rounded down."""
+    cells = tiny(pattern=("unstructured",), settings=SHOWN | {"second_batch": 8})
+    rows = [("dense, torch", 1.0, 0.0), ("dense, ONNX Runtime", 2.0, 0.0), ("int8, ONNX Runtime", 3.0, 0.02)]
+    rows += [("int8 static, OpenVINO", 4.0, 0.03), ("int8 static, ONNX Runtime", 9.0, 1.04)]
+    peers = [
+        {"batch": batch, "name": name, "faster": faster, "error": error}
+        for batch in (cells[0].settings.batch, 8)
+        for name, faster, error in rows
+    ]
+    assert fastest_engine(peers, "int8", 8) == peers[8]
+    assert fastest_engine(peers[4:5], "int8", peers[4]["batch"]) is None
+    judged = {"engine_int8": "ONNX Runtime", "agreement_int8": 0.98, "agreement_low_int8": 0.97359}
+    speeds = {"speedup": 4.0, "faster_than_dense": 2.0, "faster_than_int8": 1.0, "quality_int8": 0.95}
+    record = {"notes": {}, "layers": [], "quality_dense": 0.96, "quality": 0.95, "chance": 0.1, "bytes_dense": 1e6}
+    with Store(tmp_path, create=True) as store:
+        store.add_base(cells[0], {"peers": peers, "bytes_dense_int8": 260_000, **judged})
+        store.add(cells[0], record | speeds)
+        (panel,) = panels(store.results(), store.bases())
+        text = render(store)
+    int8 = panel.rivals[2]
+    assert (int8.second, int8.engines, int8.judged) == (4.0, ("OpenVINO",), "ONNX Runtime")
+    rows_shown = {row["method"][0]: row for row in table.dense_rows(panel)}
+    shown = rows_shown["dense, int8 (OpenVINO; quality: ONNX Runtime)"]
+    assert shown["agreement"][0].replace("\u00a0", " ") == "98.0 % (≥ 97.3)"
+    assert shown["disk"][0].replace("\u00a0", " ") == "260 kB"
+    assert shown["smaller"][0].replace("\u00a0", " ") == "3.85 ×"
+    assert shown["float32"][0].replace("\u00a0", " ") == "2.00 / 2.00 ×"
+    assert "dense, int8 (OpenVINO; quality: ONNX Runtime)" in text
 
 
 def test_the_summary_does_not_choose_by_noise_in_times(tmp_path: Path) -> None:
@@ -304,7 +337,7 @@ def test_sorting_and_filtering(chromium: Any, page: Path) -> None:
         tab.fill("#filter", "balanced 50")
         assert tab.inner_text("#count") == "1 of 3 rows", "words in any order; a number is the share of zeros"
         tab.fill("#filter", "balanced 90")
-        assert tab.inner_text("#count") == "0 of 3 rows"
+        assert tab.inner_text("#count") == "nothing matches, of 3 rows"
         tab.fill("#filter", "balanced 0.5")
         assert tab.inner_text("#count") == "1 of 3 rows", "as commands write it"
         tab.fill("#filter", "nothing like this")

@@ -230,3 +230,176 @@ def test_tables_of_nothing_but_zeros_and_other_sizes() -> None:
     packed = pack_table(parts)
     assert packed.dense().count_nonzero() == 0
     assert torch.equal(packed.dense(), pack(torch.zeros(3, 5)).dense())
+
+
+# ------------------------------------------------------------------------------------- tables that do more than look up
+
+
+def off(model: nn.Module, fast: nn.Module, words: Tensor = WORDS) -> float:
+    wanted = answer(model, words)
+    return float((answer(fast, words) - wanted).norm() / wanted.norm())
+
+
+def test_hooks_and_forwards_of_a_table_stay() -> None:
+    hooked, before, own = network(), network(), network()
+    hooked.table.register_forward_hook(lambda _, inputs, out: 1.3 * out)
+    before.table.register_forward_pre_hook(lambda _, inputs: (inputs[0].clamp(max=3),))
+    own.table.forward = lambda words: 1.3 * functional.embedding(words, own.table.weight)  # type: ignore[method-assign]
+    for model in (hooked, before, own):
+        fast = compress(model, select="always", **BOTH)
+        assert type(fast.table) is nn.Embedding
+        assert off(model, fast) < 0.05
+
+
+def test_a_table_that_renormalises_itself_keeps_its_head() -> None:
+    """Its rows change as they are looked up, and the head's with them."""
+    model = network()
+    model.table.max_norm = 1.0
+    fast = compress(model, select="always", **BOTH)
+    assert fast.head.weight is fast.table.weight
+    every = torch.arange(300)[None]
+    answer(model, every)
+    answer(fast, every)
+    assert off(model, fast, every) < 0.05
+
+
+def test_parametrized_tables_and_heads_are_no_tied_ones() -> None:
+    from torch.nn.utils.parametrizations import weight_norm
+
+    class Apart(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table, self.head = weight_norm(nn.Embedding(300, 48)), weight_norm(nn.Linear(48, 300))
+
+        def forward(self, words: Tensor) -> Tensor:
+            return self.head(self.table(words))
+
+    for _ in range(5):  # it depended on where tensors lay in memory
+        assert isinstance(compress(Apart().eval(), select={"head": True}, **BOTH).head, BalancedLinear)
+
+
+def test_loading_into_a_table_with_a_forward_of_its_own_is_refused(tmp_path: Path) -> None:
+    path = save(compress(network(), select="always", **BOTH), tmp_path / "net.safetensors")
+    other = Tied()
+    other.table = Scaled(300, 48)
+    other.head.weight = other.table.weight
+    with pytest.raises(BadInput, match="packs layer 'table'"):
+        load(path, other)
+
+
+def test_what_a_table_knows_of_itself_stays(tmp_path: Path) -> None:
+    class Padded(Tied):
+        def forward(self, words: Tensor) -> Tensor:
+            return super().forward(words) * (words != self.table.padding_idx)[..., None]
+
+    model = network()
+    model.__class__ = Padded
+    model.table.padding_idx = 0
+    fast = compress(model, example=WORDS, select="always", **BOTH)
+    assert isinstance(fast.table, RoundedEmbedding)
+    assert off(model, fast) < 0.05
+    assert not answer(fast)[0, 0].any()
+    again = load(save(fast, tmp_path / "net.safetensors"), model)
+    assert torch.equal(answer(again), answer(fast))
+
+
+def test_a_table_that_another_module_holds_stays_float32_once() -> None:
+    class Both(Tied):
+        def __init__(self) -> None:
+            super().__init__()
+            self.again = self.table.weight
+
+        def forward(self, words: Tensor) -> Tensor:
+            hidden = self.inner(self.table(words))
+            return self.head(hidden) + functional.linear(hidden, self.again)
+
+    model = Both().eval()
+    prunus.prune(model, 0.75, pattern="balanced:16", exclude=("table", "head", "again"))
+    sizes = [file_bytes(compress(model, select={"inner": True, "head": head}, **BOTH)) for head in (False, True)]
+    assert sizes[0] == sizes[1]
+
+
+def test_a_head_in_two_places_is_stored_once(tmp_path: Path) -> None:
+    class Places(Tied):
+        def __init__(self) -> None:
+            super().__init__()
+            self.heads = nn.ModuleList([self.head])
+
+    model = Places().eval()
+    prunus.prune(model, 0.75, pattern="balanced:16", exclude=("table", "head", "heads*"))
+    plain, fast = (compress(one, select="always", **BOTH) for one in (network(), model))
+    assert file_bytes(fast) == file_bytes(plain)
+    again = load(save(fast, tmp_path / "net.safetensors"), model)
+    assert again.heads[0] is again.head
+    assert torch.equal(answer(again), answer(fast))
+
+
+def test_fused_and_exported_tables() -> None:
+    class Reads(Tied):
+        def forward(self, words: Tensor) -> Tensor:
+            hidden = self.inner(self.table(words))
+            return self.head(hidden) + functional.linear(hidden, self.table.weight)
+
+    assert isinstance(compress(network(), select="always", fuse=True, **BOTH).table, RoundedEmbedding)
+    model = network()
+    model.__class__ = Reads
+    fast = compress(model, example=WORDS, select="always", **BOTH)
+    traced = torch.export.export(fast, (WORDS,)).module()
+    torch.testing.assert_close(answer(traced), answer(fast), rtol=1e-5, atol=1e-5)
+
+
+def test_tables_in_int8_are_not_converted_filled_or_written_to(tmp_path: Path) -> None:
+    model = network()
+    fast = compress(model, select="always", **BOTH)
+    before = answer(fast)
+    for convert in (fast.bfloat16, fast.table.half):
+        with pytest.raises(BadInput):
+            convert()
+    assert fast.table.scale.dtype == torch.float32
+    state = fast.state_dict()
+    damages = ({"table.values": 0.5 * state["table.values"]}, {"table.scale": torch.full((300, 1), torch.nan)})
+    for damage in (*damages, {"table.values": state["table.values"][:299]}):
+        with pytest.raises(BadInput, match="no table in int8 of this size"):
+            fast.load_state_dict({**state, **damage})
+    with pytest.raises(BadInput, match="cannot be changed in place"):
+        fast.table.weight.zero_()
+    assert torch.equal(answer(fast), before)
+    assert torch.equal(answer(load(save(fast, tmp_path / "net.safetensors"), model)), before)
+
+
+def test_a_table_put_in_its_place_is_stored(tmp_path: Path) -> None:
+    model = network()
+    fast = compress(model, select="always", **BOTH)
+    fast.table = nn.Embedding.from_pretrained(fast.table.weight + 0)
+    again = load(save(fast, tmp_path / "net.safetensors"), model)
+    assert torch.equal(answer(again), answer(fast))
+
+
+def test_a_plan_that_names_no_table_is_refused(tmp_path: Path) -> None:
+    model = network()
+    tensors, record = storage.read_tensors(
+        save(compress(model, select="always", **BOTH), tmp_path / "net.safetensors"), "sparse model"
+    )
+    tensors["norm.weight"] = torch.ones(48)
+    record["plan"]["layers"]["head"]["table"] = "norm"
+    with pytest.raises(BadFile, match="the table of 'head'"):
+        load(storage.write_tensors(tmp_path / "bad.safetensors", tensors, "sparse model", record), model)
+
+
+def test_encoders_with_a_table_in_int8_still_run_natively() -> None:
+    from prunus.sparse._transformers import NativeEncoder
+
+    transformers = pytest.importorskip("transformers")
+    sizes = {"vocab_size": 300, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    model = transformers.BertForMaskedLM(transformers.BertConfig(**sizes, intermediate_size=128)).eval()
+    prunus.prune(model, 0.5, pattern="balanced:16")
+    example = example_input(model)
+    fast = compress(model, example=example, select="always", fuse=True, **BOTH)
+    assert isinstance(fast.bert.embeddings.word_embeddings, RoundedEmbedding)
+    forward = fast.bert.__dict__["forward"]
+    assert isinstance(forward, NativeEncoder)
+    with torch.no_grad():
+        native = output_tensors(fast(**example))[0]
+        assert forward._ready()
+        del fast.bert.__dict__["forward"]
+        torch.testing.assert_close(native, output_tensors(fast(**example))[0], rtol=1e-4, atol=1e-4)

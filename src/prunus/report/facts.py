@@ -12,6 +12,7 @@ from prunus._by_path import is_import_path
 from prunus.data.own import TEXT
 from prunus.report.metrics import Metric, metric_of
 from prunus.study.groups import SeedGroup, grouped, pareto
+from prunus.study.speeds import fastest_engine
 from prunus.study.store import MEASURED, Result
 
 _NOT_SHOWN = (
@@ -50,11 +51,21 @@ _ROUNDING = 1e-9
 
 @dataclass(frozen=True)
 class Rival:
-    """A dense network in the fastest engine of its kind: how many times faster than dense in torch, and its quality."""
+    """A dense network in the fastest engine of its kind: how many times faster than dense in torch, and its quality.
+
+    `second` is how many times at the second batch size, `engines` are the fastest at both. Quality, answers that stay
+    and bytes in int8 are those of the engine `judged`, which takes all data.
+    """
 
     name: str
     faster: float
     quality: float
+    second: float | None = None
+    engines: tuple[str, ...] = ()
+    judged: str = ""
+    agreement: float | None = None
+    agreement_low: float | None = None
+    bytes: float | None = None
 
 
 @dataclass(frozen=True)
@@ -105,8 +116,27 @@ class Panel:
         ):
             pairs = [(g.faster / rival, g.mean(quality)) for g in self.groups if g.faster and (rival := g.mean(ratio))]
             if pairs and pairs[0][1] is not None:
-                found.append(Rival(f"dense {name}", statistics.median(pair[0] for pair in pairs), pairs[0][1]))
-        return [Rival("torch" if found else "dense", 1.0, self.dense), *found]
+                faster = statistics.median(pair[0] for pair in pairs)
+                found.append(self._engine(Rival(f"dense {name}", faster, pairs[0][1])))
+        size = next((group.mean("bytes_dense") for group in self.groups), None)
+        plain = Rival("torch" if found else "dense", 1.0, self.dense, 1.0 if found else None, bytes=size)
+        return [plain, *(rival if rival.name == "dense int8" else replace(rival, bytes=size) for rival in found)]
+
+    def _engine(self, rival: Rival) -> Rival:
+        """What is known of the engines behind a rival, where the study has rows of them."""
+        base = self.bases[0] if self.bases else {}
+        peers, settings = base.get("peers") or [], self.groups[0].results[0].config["settings"]
+        int8 = rival.name == "dense int8"
+        sizes = [size for size in (settings.get("batch"), settings.get("second_batch")) if size]
+        rows = [fastest_engine(peers, "int8" if int8 else "dense", size) for size in sizes]
+        names = dict.fromkeys(str(row["name"]).partition(", ")[2] for row in rows if row is not None)
+        second = rows[1]["faster"] if len(rows) > 1 and rows[1] is not None else None
+        found = replace(rival, second=second, engines=tuple(names))
+        if not int8:
+            return found
+        agreement, low = (base.get(f"{key}_int8") for key in ("agreement", "agreement_low"))
+        judged, size = str(base.get("engine_int8", "")), base.get("bytes_dense_int8")
+        return replace(found, judged=judged, agreement=agreement, agreement_low=low, bytes=size)
 
     def unbeaten(self, rival: Rival) -> bool:
         """Is no network, pruned or dense, at least as good and as fast, and better in one of both?"""

@@ -148,7 +148,7 @@
     if (close) { Object.assign(axis, { autorange: false, autorangeoptions: undefined }, close.axis); traces.forEach((trace) => { trace.cliponaxis = true; }); }
     find("#how-accuracy").textContent = [
       `Each ${new Set(here().groups.map((g) => g.sparsity)).size > 1 ? "line" : "mark"} is one way to choose the weights that go${has(here().groups, "quality_integers").length ? ", in float32 kernels" : ""}.`, dense === null ? "" : "The wide grey line is the dense network.",
-      here().groups.some((g) => spread(g, "quality")) ? "Bars are one standard deviation over seeds." : "", close ? `Below the picture: ${close.count === 1 ? "1 network that is" : `${close.count} networks that are`} closer to guessing than to the dense one.` : "",
+      here().groups.some((g) => spread(g, "quality")) ? "Bars are one standard deviation over seeds." : "", close ? `Below the picture: ${close.count === 1 ? "1 network that is" : `${close.count} networks that are`} ${here().metric.lower ? "over three times worse than" : "closer to guessing than to"} the dense one.` : "",
     ].filter(Boolean).join(" ");
     const lines = dense === null ? [] : [{ type: "line", layer: "below", xref: "paper", x0: 0, x1: 1, y0: scale() * dense, y1: scale() * dense, line: wide() }];
     const notes = dense === null ? [] : [{ xref: "paper", x: 1, xshift: 4, y: here().metric.lower ? Math.log10(dense) : scale() * dense, yanchor: "middle", xanchor: "left", align: "left", showarrow: false, text: `dense<br>${said(dense)}`, font: { color: css("--soft"), size: 12 } }];
@@ -195,7 +195,7 @@
       mode: "markers+text", text: [narrow() ? one.name.replace("dense ", "") : one.name], textposition: side(one), cliponaxis: false, textfont: { color: css("--soft"), size: 12 }, x: [one.faster], y: [scale() * one.quality], marker: { size: 20, opacity: 0 }, hoverinfo: "skip",
     }]));
     const guessing = timed(here().groups).length - skilled.length;
-    find("#how-pareto").textContent = `Up and to the right is better${skilled.some((g) => g.integers) ? ", in the kernels that are faster (float32 or integers)" : ""}. ${here().rivals.length > 1 ? "Crosses are dense networks." : "The cross is the dense network."} ${front.length > 1 ? "Rings mark what nothing beats in both; the line joins them." : "The ring marks what nothing beats in both."}${guessing ? ` Not shown: ${guessing === 1 ? "1 network that is" : `${guessing} networks that are`} closer to guessing than to the dense one.` : ""}`;
+    find("#how-pareto").textContent = `Up and to the right is better${skilled.some((g) => g.integers) ? ", in the kernels that are faster (float32 or integers)" : ""}. ${here().rivals.length > 1 ? "Crosses are dense networks." : "The cross is the dense network."} ${front.length > 1 ? "Rings mark what nothing beats in both; the line joins them." : "The ring marks what nothing beats in both."}${guessing ? ` Not shown: ${guessing === 1 ? "1 network that is" : `${guessing} networks that are`} ${here().metric.lower ? "over three times worse than" : "closer to guessing than to"} the dense one.` : ""}`;
     draw("pareto", traces, { xaxis: { title: title(`times faster than dense${here().rivals.length > 1 ? " in torch" : ""}`), rangemode: "tozero" }, yaxis: merit(traces) });
   }
 
@@ -417,7 +417,7 @@
       row.hidden = !fits;
       if (!row.closest(".panel").hidden) { total++; shown += fits; }
     });
-    find("#count").textContent = `${shown} of ${total} rows`;
+    find("#count").textContent = shown || !total ? `${shown} of ${total} rows` : `nothing matches, of ${total} rows`;
   }
 
   // --------------------------------------------------------------------------------------------------------- events

@@ -170,6 +170,8 @@ def _cards(panel: Panel) -> list[tuple[str, str, str]]:
     agreement, proved, bound = group.agreement, group.mean("labels_proved"), group.mean("bound")
     if agreement is not None:
         beside = words.asked(group) if proved is None else f"proved for {percent(proved, 0)} of test points"
+        if proved is None and group.agreement_low is not None:
+            beside += f"; at least {words.at_least(group.agreement_low)}\u00a0% of all such, 95\u00a0% sure"
         cards.append(("same answer", percent(agreement), beside))
     int8, other = group.mean("faster_than_int8"), group.mean("quality_int8")
     if int8 is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from prunus.report import words
-from prunus.report.facts import Panel
+from prunus.report.facts import Panel, Rival
 from prunus.report.metrics import percent
 from prunus.study.groups import SeedGroup
 
@@ -29,12 +29,12 @@ TABLE = (
     ("disk", "on disk", "bytes of the tensors in its file"),
     ("memory", "in memory", "tensors of the network as it runs; layers that are faster dense stay dense"),
     ("minutes", "minutes", "spent on making this network, on one core"),
+    ("seeds", "seeds", "how many times it was made, with other random choices"),
     ("bound", "off by at most", "certified: largest change of the outputs near the test points"),
     ("attained", "attained", "the largest change a search found there"),
+    ("condition", "condition", "tangent kernel: largest over smallest eigenvalue"),
     ("held_out", "nearly all within", "change that at most a small share of inputs exceeds, with 95 % confidence"),
     ("energy", "energy lost", "share of the sum of squared weights that pruning removes"),
-    ("condition", "condition", "tangent kernel: largest over smallest eigenvalue"),
-    ("seeds", "seeds", "how many times it was made, with other random choices"),
 )
 _NONE: tuple[str, None] = ("–", None)
 
@@ -61,7 +61,7 @@ def dense_rows(panel: Panel) -> list[Row]:
     found = []
     for rival in panel.rivals:
         row: Row = dict.fromkeys((column[0] for column in TABLE), _NONE)
-        row |= {"method": (_called(rival.name), rival.name), "sparsity": ("0\u00a0%", 0.0)}
+        row |= {"method": (_called(rival), rival.name), "sparsity": ("0\u00a0%", 0.0)}
         whole = "integers" if panel.kernels and rival.name == "dense int8" else "quality"
         row |= {whole: (panel.metric.show(rival.quality), rival.quality), "speedup": times(rival.faster)}
         if panel.dense is not None:
@@ -70,13 +70,25 @@ def dense_rows(panel: Panel) -> list[Row]:
         for key, other in (("float32", "dense float32"), ("int8", "dense int8")):
             beside = next((one for one in panel.rivals if one.name == other), None)
             if beside is not None:
-                row[key] = times(rival.faster / beside.faster)
+                later = rival.second / beside.second if rival.second and beside.second else None
+                row[key] = times(rival.faster / beside.faster, later)
+        if rival.agreement is not None:
+            row["agreement"] = _agreement(rival.agreement, rival.agreement_low)
+        if rival.bytes:
+            row["disk"] = (size(rival.bytes), rival.bytes)
+            before = panel.rivals[0].bytes
+            row["smaller"] = times(before / rival.bytes) if before and rival.name == "dense int8" else _NONE
         found.append(row)
     return found
 
 
-def _called(name: str) -> str:
-    return {"torch": "dense, torch", "dense": "dense"}.get(name, name.replace(" ", ", ") + ", fastest engine")
+def _called(rival: Rival) -> str:
+    """dense, int8 (OpenVINO; quality: ONNX Runtime)"""
+    if rival.name in ("torch", "dense"):
+        return "dense, torch" if rival.name == "torch" else "dense"
+    engines = " / ".join(rival.engines) or "fastest engine"
+    judged = f"; quality: {rival.judged}" if rival.judged and rival.engines != (rival.judged,) else ""
+    return f"{rival.name.replace(' ', ', ')} ({engines}{judged})"
 
 
 def _row(panel: Panel, group: SeedGroup) -> Row:
@@ -91,7 +103,7 @@ def _row(panel: Panel, group: SeedGroup) -> Row:
         "quality": _NONE if quality is None else (metric.spread(quality), quality.value),
         "lost": _NONE if lost is None else (metric.show_lost(lost), lost),
         "integers": _NONE if integers is None else (metric.spread(integers), integers.value),
-        "agreement": _agreement(group),
+        "agreement": _agreement(group.agreement, group.agreement_low),
         "labels": _share(group.mean("labels_proved"), 0),
         "int8": times(group.mean("faster_than_int8"), group.mean("faster_than_int8_second")),
         "float32": times(group.mean("faster_than_dense"), group.mean("faster_than_dense_second")),
@@ -109,10 +121,12 @@ def _row(panel: Panel, group: SeedGroup) -> Row:
     }
 
 
-def _agreement(group: SeedGroup) -> tuple[str, float | None]:
+def _agreement(share: float | None, low: float | None) -> tuple[str, float | None]:
     """97.6 % (≥ 96.1), the second with 95 % confidence for all such inputs, where that can be said."""
-    (shown, value), low = _share(group.agreement, 1), group.agreement_low
-    return (f"{shown} (≥\u00a0{100 * low:.1f})" if low is not None and value is not None else shown), value
+    shown, value = _share(share, 1)
+    if low is None or value is None:
+        return shown, value
+    return f"{shown} (≥\u00a0{words.at_least(low)})", value
 
 
 def times(ratio: float | None, second: float | None = None) -> tuple[str, float | None]:
@@ -128,4 +142,4 @@ def _share(value: float | None, digits: int) -> tuple[str, float | None]:
 
 def size(count: float) -> str:
     """217 kB or 1.0 MB"""
-    return f"{count / 1024:.0f}\u00a0kB" if count < 2**20 else f"{count / 2**20:.1f}\u00a0MB"
+    return f"{count / 1e3:.0f}\u00a0kB" if count < 1e6 else f"{count / 1e6:.1f}\u00a0MB"

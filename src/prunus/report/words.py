@@ -22,6 +22,11 @@ def number(value: float) -> str:
     return f"{value:,.0f}" if 1000 <= abs(value) < 1e6 else f"{value:.3g}"
 
 
+def at_least(share: float) -> str:
+    """A bound from below in percent, never rounded up: 96.4 for .96459"""
+    return f"{math.floor(1000 * share + 1e-9) / 10:.1f}"
+
+
 def best(panel: Panel) -> SeedGroup | None:
     """The group the summary names: of those close to dense the one that gains most, else the best in quality.
 
@@ -318,10 +323,12 @@ def describe(panel: Panel) -> dict[str, str]:
         ),
         "pareto": _front(panel),
         "certificate": " ".join(
-            (
-                _series(panel, "Certified bound against sparsity.", "bound", number),
-                _series(panel, "Bound for nearly all held-out inputs.", "held_out_bound", number),
+            _series(panel, title, column, number)
+            for title, column in (
+                ("Certified bound against sparsity.", "bound"),
+                ("Bound for nearly all held-out inputs.", "held_out_bound"),
             )
+            if any(group.mean(column) is not None for group in panel.groups)
         ),
         "energy": _series(panel, "Share of weight energy removed, against sparsity.", "energy_removed", percent),
         "macs": _series(
@@ -350,6 +357,11 @@ def _front(panel: Panel) -> str:
         f"{panel.metric.show(group.told.value)})"
         for group in panel.front
         if group.told is not None
+    ]
+    points += [
+        f"{rival.name} ({rival.faster:.2f} times faster, {panel.metric.show(rival.quality)})"
+        for rival in panel.rivals
+        if panel.unbeaten(rival) and any(group.faster is not None for group in panel.groups)
     ]
     if not points:
         return f"{_title(panel)} against speed. Nothing was timed."

@@ -50,21 +50,25 @@ def depthwise(layer: nn.Module) -> bool:
 def find(model: nn.Module, rounded: bool = False) -> Candidates:
     """All layers of kinds that can be packed, whatever their weights; `rounded`: tables of embeddings are in int8."""
     found = Candidates()
-    tables = {id(m.weight) for m in model.modules() if isinstance(m, (nn.Embedding, nn.EmbeddingBag))}
+    holders = [module for module in model.modules() if isinstance(module, (nn.Embedding, nn.EmbeddingBag))]
+    # The parameters themselves: a weight that is computed when asked for is another tensor each time.
+    tables = {id(module._parameters.get("weight")) for module in holders} - {id(None)}
+    changing = {id(module._parameters.get("weight")) for module in holders if module.max_norm is not None}
     attention = [module for module in model.modules() if isinstance(module, nn.MultiheadAttention)]
     inside = {id(child) for module in attention for child in module.modules() if child is not module}
     for name, module in model.named_modules():
         kind = _kind(module)
         if kind is None or id(module) in inside:
             continue
-        head = isinstance(module, nn.Linear) and id(module.weight) in tables
-        reason = _reason(module, kind, set() if head and rounded else tables, name)
+        own = module._parameters.get("weight") if isinstance(module, nn.Linear) else None
+        head = own is not None and rounded and id(own) in tables - changing
+        reason = _reason(module, kind, set() if head else tables, name)
         if reason:
             found.left[name] = reason
             continue
         found.layers[name] = module
-        if head:
-            found.heads[name] = module.weight
+        if own is not None and head:
+            found.heads[name] = own
     _name_others(model, found, inside)
     return found
 
@@ -260,10 +264,10 @@ def _packed(
         if isinstance(layer, dense):
             return sparse.from_dense(layer, dtype)  # type: ignore[attr-defined, no-any-return]
     if not isinstance(layer, nn.Conv2d):
-        weight: Tensor = layer.weight.detach().float()  # type: ignore[operator]
         if name in found.heads:
             table = pack_table(narrowed(found.heads[name].detach(), torch.int8))
             return BalancedLinear(table, _float(layer.bias), **inputs | {"permutation": None})
+        weight: Tensor = layer.weight.detach().float()  # type: ignore[operator]
         order = inputs.get("permutation")
         weight = weight.t().contiguous() if is_conv1d(layer) else weight
         packed = pack(weight if order is None else weight[:, order], None, dtype)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from prunus.errors import BadInput
+from prunus.sparse._modules import watched
 from prunus.sparse._packed import Packed, pack
 from prunus.sparse._weight import PackedWeight
 
@@ -67,6 +68,9 @@ def pack_table(parts: dict[str, Tensor]) -> Packed:
     return Packed(*shape, found.values.to(torch.int8), *rest)
 
 
+_NAMES = {"": "values", SCALE: "scale"}
+
+
 class RoundedEmbedding(nn.Module):
     """A table of embeddings in int8, with a scale for each row; what is looked up is of type `dtype`."""
 
@@ -81,10 +85,36 @@ class RoundedEmbedding(nn.Module):
         self.num_embeddings, self.embedding_dim = parts[""].shape
         self.dtype = dtype
 
+    def take_over(self, old: nn.Module) -> None:
+        """What else the module in whose place this one comes knows of itself: `padding_idx`, marks of a library."""
+        for name, value in vars(old).items():
+            if not name.startswith("_") and name not in vars(self):
+                setattr(self, name, value)
+
     @property
-    def weight(self) -> PackedWeight:
+    def weight(self) -> Tensor:
         """The table, for code that asks for its dtype, shape or device; its values are made when computed with."""
+        if watched():
+            return self._table()
         return PackedWeight(tuple(self.values.shape), self.dtype, self.values.device, self._table)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        if fn(torch.empty(1, dtype=torch.float32)).dtype != torch.float32:
+            raise BadInput("A table in int8 cannot be converted to another type: convert the model, then compress it.")
+        return super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # torch gives it no types
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        found = {part: state_dict.get(prefix + name) for part, name in (("", "values"), (SCALE, "scale"))}
+        parts = {part: tensor for part, tensor in found.items() if tensor is not None and not tensor.is_meta}
+        wrong = any(tensor.shape != getattr(self, _NAMES[part]).shape for part, tensor in parts.items())
+        try:
+            if len(parts) == len(_NAMES):
+                check_parts(parts)
+        except (ValueError, TypeError, RuntimeError):
+            wrong = True
+        if wrong:
+            raise BadInput(f"The state for {prefix.rstrip('.')!r} is no table in int8 of this size.")
+        super()._load_from_state_dict(state_dict, prefix, *rest)
 
     def _table(self) -> Tensor:
         return widened({"": self.values, SCALE: self.scale}, self.dtype)

@@ -22,7 +22,7 @@ from prunus import storage
 from prunus.errors import BadFile, BadInput
 from prunus.layers import is_conv1d
 from prunus.sparse._channels import apply_shapes
-from prunus.sparse._embeddings import DIGITS, SCALE, check_parts, narrowed, widened
+from prunus.sparse._embeddings import DIGITS, SCALE, RoundedEmbedding, check_parts, narrowed, widened
 from prunus.sparse._geometry import ConvGeometry
 from prunus.sparse._plan import CALIBRATED, ROUNDED, TIED, VERSION, SparsePlan, build, install, plan_of
 from prunus.sparse._tables import TABLE, head_tensors, tables
@@ -76,10 +76,13 @@ def file_bytes(model: nn.Module) -> int:
 def _contents(model: nn.Module) -> tuple[dict[str, Tensor], str, dict[str, Any]]:
     """Tensors, kind and record of a model's file."""
     plan = plan_of(model).to_dict()
+    for name in [name for name, spec in plan["layers"].items() if spec["kind"] == ROUNDED]:
+        if not isinstance(_submodule(model, name), RoundedEmbedding):  # a table that was put in its place
+            del plan["layers"][name]
     state = model.state_dict(keep_vars=True)
     made = _made_again(plan["layers"], state)
     tensors: dict[str, Tensor] = {}
-    seen: dict[int, str] = {}
+    seen: dict[int, str] = {id(state[name]): name for name in made}
     shared: dict[str, str] = {}
     # Buffers that a state leaves out (position ids, frequencies) too: a model on the meta device cannot make them.
     unsaved = {name: buffer for name, buffer in model.named_buffers() if name not in state}
@@ -109,7 +112,7 @@ def _made_again(layers: dict[str, dict[str, Any]], state: dict[str, Tensor]) -> 
         try:
             parts = head_tensors(name, spec, state)
             same = all(torch.equal(state[part], value) for part, value in parts.items())
-        except (KeyError, ValueError, RuntimeError):
+        except (KeyError, ValueError, RuntimeError, IndexError):
             same = False
         if same:
             found |= set(parts)
@@ -149,12 +152,16 @@ def load(path: str | os.PathLike[str], model: nn.Module) -> nn.Module:
         True
     """
     plan, tensors, shared = _read(Path(path))
-    tensors |= {name: tensors[first] for name, first in shared.items()}
+    tensors |= {name: tensors[first] for name, first in shared.items() if first in tensors}
     for name, spec in plan.layers.items():
         try:
             tensors |= head_tensors(name, spec, tensors) if TABLE in spec else {}
-        except (KeyError, ValueError, TypeError, AttributeError, RuntimeError, BadInput) as error:
+        except (LookupError, ValueError, TypeError, AttributeError, RuntimeError, BadInput) as error:
             raise BadFile(f"The file {path} is damaged: the table of {name!r} cannot be read ({error}).") from None
+    lost = [first for first in shared.values() if first not in tensors]
+    if lost:
+        raise BadFile(f"The file {path} is damaged: its shared tensor {lost[0]!r} is missing.")
+    tensors |= {name: tensors[first] for name, first in shared.items()}
     work = _hollow(model)
     apply_shapes(work, plan.shapes)
     modules: dict[str, nn.Module] = {}
@@ -183,8 +190,6 @@ def _read(path: Path) -> tuple[SparsePlan, dict[str, Tensor], dict[str, str]]:
         if plan["version"] not in (VERSION, CALIBRATED, TIED):
             known = f"versions {VERSION} to {TIED}"
             raise BadFile(f"The file {path} has version {plan['version']}; this Prunus reads {known}.")
-        if any(first not in tensors for first in shared.values()):
-            raise ValueError("a shared tensor is missing")
         for name, kind in record.get("stored", {}).items():
             parts = {part: tensors.pop(name + part) for part in ("", SCALE) if name + part in tensors}
             check_parts(parts)
@@ -245,7 +250,7 @@ def _own_words(spec: dict[str, Any]) -> str:
 
 
 def _kind_of(module: nn.Module | None) -> str:
-    if isinstance(module, nn.Embedding):
+    if type(module) is nn.Embedding:  # those of other classes may do more than look up
         return f"embedding {module.num_embeddings} x {module.embedding_dim}"
     if isinstance(module, nn.Linear):
         return f"linear {module.out_features} x {module.in_features}"

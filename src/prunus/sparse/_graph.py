@@ -18,6 +18,7 @@ from torch.nn import functional
 
 from prunus import graph as graphs
 from prunus.errors import BadInput
+from prunus.sparse._embeddings import RoundedEmbedding
 from prunus.sparse._modules import BalancedLinear, PackedModule, SparseConv2d, watched
 from prunus.sparse._region_graph import with_regions
 
@@ -29,7 +30,7 @@ _IN_PLACE = ("iadd", "isub", "imul", "itruediv", "imatmul", "setitem", "__setite
 def trace(model: nn.Module, leaves: tuple[type, ...] = ()) -> fx.Graph | None:
     """The model's graph, or None where it has hooks or its control flow depends on data."""
     try:
-        return graphs.trace(model, leaves=(PackedModule, *leaves))
+        return graphs.trace(model, leaves=(PackedModule, RoundedEmbedding, *leaves))
     except BadInput:
         return None
 

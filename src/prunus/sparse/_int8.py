@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 import logging
 import tempfile
 import warnings
@@ -33,7 +34,8 @@ def int8_engine(model: nn.Module, example: Tensor | Mapping[str, Tensor]) -> nn.
         example: Inputs to export the model with and to calibrate on; by name for models of text.
 
     Returns:
-        A module that gives the main output as one tensor; for language models and where ONNX Runtime is not installed
+        A module that gives the main output as one tensor, with the engine's name as `engine` and the bytes of its file
+        as `file_bytes`; for language models and where ONNX Runtime is not installed
         or cannot take the model, torch's own int8 linear layers, but for those whose inputs on the example are too
         uneven; None where neither can.
 
@@ -46,11 +48,11 @@ def int8_engine(model: nn.Module, example: Tensor | Mapping[str, Tensor]) -> nn.
     named = {} if isinstance(example, Tensor) else dict(example)
     if not hasattr(model, "generate") or "labels" not in _parameters(model):
         try:
-            return _Engine(_quantised(model, example), tuple(named) or None)
+            return _Engine(*_quantised(model, example), tuple(named) or None)
         except Exception as error:  # each engine raises errors of its own kind
             logging.getLogger("prunus").info("ONNX Runtime does not take this model in int8: %s", error)
     try:
-        return torch_int8(model, () if named else (example,), named)
+        return _Called(torch_int8(model, () if named else (example,), named))
     except Exception as error:
         logging.getLogger("prunus").info("torch does not take this model in int8: %s", error)
         return None
@@ -130,9 +132,11 @@ class _Plain(nn.Module):
 class _Engine(nn.Module):
     """An ONNX Runtime session as a module."""
 
-    def __init__(self, session: Any, names: tuple[str, ...] | None) -> None:
+    engine = "ONNX Runtime"
+
+    def __init__(self, session: Any, file_bytes: int, names: tuple[str, ...] | None) -> None:
         super().__init__()
-        self.session, self.names = session, names
+        self.session, self.file_bytes, self.names = session, file_bytes, names
 
     def forward(self, *args: Tensor, **kwargs: Any) -> Tensor:
         inputs = args if self.names is None else tuple(kwargs[name] for name in self.names)
@@ -140,7 +144,23 @@ class _Engine(nn.Module):
         return torch.from_numpy(self.session.run(None, feed)[0])
 
 
-def _quantised(model: nn.Module, example: Tensor | Mapping[str, Tensor]) -> Any:
+class _Called(nn.Module):
+    """Torch's int8 model, which says what it is."""
+
+    engine = "torch"
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+        body = io.BytesIO()
+        torch.save(model.state_dict(), body)
+        self.file_bytes = body.tell()
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.model(*args, **kwargs)
+
+
+def _quantised(model: nn.Module, example: Tensor | Mapping[str, Tensor]) -> tuple[Any, int]:
     from onnxruntime.quantization import QuantFormat, QuantType, quantize_dynamic, quantize_static
 
     from prunus.sparse._peers import open_session, saturates
@@ -157,7 +177,7 @@ def _quantised(model: nn.Module, example: Tensor | Mapping[str, Tensor]) -> Any:
             quantize_static(plain, made, reader, quant_format=QuantFormat.QDQ, **kinds)
         else:
             quantize_dynamic(plain, made, **kinds)
-        return open_session(made)
+        return open_session(made), made.stat().st_size
 
 
 def _export(model: nn.Module, inputs: tuple[Tensor, ...], path: Path) -> None:

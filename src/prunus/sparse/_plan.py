@@ -33,8 +33,8 @@ class StoredLayer:
 
     `microseconds` is the packed layer's time for an input of `shape`, also where the layer stayed dense because that
     was not less than `dense_microseconds`. `error` is the size of the packed layer's error over that of its output
-    on the example (root mean squares), where values or inputs are stored in fewer bits; of an embedding, which is
-    float32 in memory and smaller in files, that of the table itself.
+    on the example (root mean squares), where values or inputs are stored in fewer bits; of an embedding, which
+    is smaller in files and, behind a packed head, in memory, that of the table itself.
 
     Example:
         >>> model = prunus.models.make("fc:64-64-10", seed=0)
@@ -228,6 +228,8 @@ def install(model: nn.Module, plan: SparsePlan, modules: dict[str, nn.Module]) -
         if not name:
             model = module
             continue
+        if isinstance(module, RoundedEmbedding):
+            module.take_over(model.get_submodule(name))
         for place in names[id(model.get_submodule(name))]:  # a module used twice is replaced in both places
             model.set_submodule(place, module)
     _close_fused_paths(model)

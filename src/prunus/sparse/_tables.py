@@ -65,22 +65,26 @@ def keep_in_int8(
 ) -> None:
     """Note which table each packed head is made from, and put tables into `modules` in int8 where that is enough.
 
-    `heads` are the tables of the heads among `modules`, by name. A module that does more than look up keeps its own.
+    `heads` are the tables of the heads among `modules`, by name. Where a module does more than look up, or another one
+    holds the table too, all keep their own.
     """
     for head, table in heads.items():
-        holders = {
-            name: module
-            for name, module in model.named_modules()
-            if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.weight is table
-        }
+        users = {name: m for name, m in model.named_modules() if any(p is table for p in m._parameters.values())}
+        holders = {name: m for name, m in users.items() if isinstance(m, (nn.Embedding, nn.EmbeddingBag))}
         plan.layers[head][TABLE] = next(iter(holders))
-        if not all(type(module) is nn.Embedding and module.max_norm is None for module in holders.values()):
+        if not all(_looks_up(users[name]) if name in holders else name in heads for name in users):
             continue
         parts = narrowed(table.detach(), torch.int8)
         for name in holders:
             modules[name] = RoundedEmbedding(parts, table.dtype)
             plan.layers[name] = describe(modules[name])
         plan.rows[:] = [replace(row, format="embedding, int8") if row.layer in holders else row for row in plan.rows]
+
+
+def _looks_up(module: nn.Module) -> bool:
+    """Whether a module does nothing but look up the rows of its table."""
+    hooks = module._forward_hooks or module._forward_pre_hooks
+    return type(module) is nn.Embedding and module.max_norm is None and not hooks and "forward" not in vars(module)
 
 
 def head_tensors(name: str, spec: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

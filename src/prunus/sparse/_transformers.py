@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from prunus.sparse._blocks import NativeForward, eps_of, may_run, watch_modules
+from prunus.sparse._embeddings import RoundedEmbedding
 from prunus.sparse._packed import kernels
 
 ENCODERS = {"BertModel": "BertEmbeddings"}
@@ -130,10 +131,12 @@ class NativeEncoder(_NativeModel):
         model = self.model
         own = model.embeddings
         tables = (own.word_embeddings, own.position_embeddings, own.token_type_embeddings)
-        plain = all(type(table) is nn.Embedding and table.max_norm is None for table in tables)
+        rounded = [isinstance(table, RoundedEmbedding) for table in tables]
+        whole = [type(table) is nn.Embedding and table.max_norm is None for table in tables]
+        plain = all(one or other for one, other in zip(rounded, whole))
         norm = own.LayerNorm
         known = type(own).__name__ == ENCODERS[type(model).__name__] and type(norm) is nn.LayerNorm
-        self._tables = [*(table.weight for table in tables), norm.weight, norm.bias]
+        self._tables = [] if any(rounded) else [*(table.weight for table in tables), norm.weight, norm.bias]
         self._eps = float(norm.eps)
         return plain and known and norm.bias is not None and not model.config.is_decoder
 
@@ -154,7 +157,10 @@ class NativeEncoder(_NativeModel):
                 mask = torch.zeros(attention_mask.shape).masked_fill_(attention_mask == 0, torch.finfo().min)
                 mask = mask[:, None, None, :]
         threads = torch.get_num_threads()
-        x = kernels().embed(input_ids, token_type_ids, self._tables, self._eps, threads)
+        if self._tables:
+            x = kernels().embed(input_ids, token_type_ids, self._tables, self._eps, threads)
+        else:
+            x = self.model.embeddings(input_ids=input_ids, token_type_ids=token_type_ids)
         if x is None:
             return None
         for block in self._blocks:

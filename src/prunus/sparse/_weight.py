@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from prunus._torch import empty_wrapper, pytree
+from prunus.errors import BadInput
 
 
 class PackedWeight(Tensor):
@@ -30,6 +31,9 @@ class PackedWeight(Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+        if func._schema.is_mutable and args and isinstance(args[0], PackedWeight):
+            raise BadInput("Packed weights cannot be changed in place: change the model and compress it again.")
+
         def dense(value: Any) -> Any:
             return value.make().to(value.dtype) if isinstance(value, PackedWeight) else value
 

@@ -34,6 +34,12 @@ class Limits:
         return max(flops / self.flops, size / self.bytes_per_second(size))
 
 
+def integer_instructions() -> str:
+    """Those that the integer kernels use here ("avx2", "avx512-vnni", ...); empty without the compiled part."""
+    module = kernels()
+    return "" if module is None else str(module.integers())
+
+
 @functools.cache
 def limits() -> Limits:
     module = kernels()

@@ -62,7 +62,7 @@ def versions() -> dict[str, str]:
         "torch": torch.__version__,
         "python": platform.python_version(),
         "machine": platform.machine(),
-        "processor": _processor(),
+        "processor": ", ".join(filter(None, (_processor(), _instructions()))),
         "threads": str(torch.get_num_threads()),
     }
 
@@ -76,6 +76,13 @@ def _processor() -> str:
     except OSError:
         names = []
     return names[0] if names else platform.processor() or "unknown"
+
+
+def _instructions() -> str:
+    """Those that the integer kernels use here, which decide how fast int8 is: "AVX2", "AVX512-VNNI"."""
+    from prunus.sparse.machine import integer_instructions
+
+    return integer_instructions().upper()
 
 
 def settle(seed: int) -> None:

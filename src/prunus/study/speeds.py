@@ -7,7 +7,7 @@ Runtime in float32 and int8) depend on the dense network alone, so they are meas
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -23,6 +23,8 @@ from prunus.timing import clock_for, interleave, median, ratios
 
 ROUNDS, LEAST = 21, 1e-3
 _ENGINES = ("onnx", "onnx int8", "onnx int8 static", "openvino", "openvino int8", "torch int8")
+_USELESS = 1.0
+"""Outputs that are off by as much as their own size say no more than zeros do: such an int8 engine is no rival."""
 Inputs = Tensor | Mapping[str, Tensor]
 
 
@@ -141,8 +143,29 @@ def _batches(settings: Settings) -> list[tuple[str, int]]:
 
 def _fastest(peers: list[dict[str, Any]], kind: str, batch: int) -> float | None:
     """How many times faster than torch the fastest engine of a kind is; torch itself counts as one in float32."""
-    found = [peer["faster"] for peer in peers if peer["batch"] == batch and peer["name"].startswith(kind)]
-    return max(found, default=None)
+    best = fastest_engine(peers, kind, batch)
+    return None if best is None else best["faster"]
+
+
+def fastest_engine(peers: Sequence[Mapping[str, Any]], kind: str, batch: int) -> Mapping[str, Any] | None:
+    """The row of the fastest engine of a kind ("dense" or "int8") whose outputs are of use; None where there is none.
+
+    Args:
+        peers: rows of `time_peers`.
+        kind: what the engine's name begins with.
+        batch: the batch size.
+
+    Returns:
+        Its row.
+
+    Example:
+        >>> rows = [{"name": "int8, one", "batch": 1, "faster": 3.0, "error": 1.2}]
+        >>> fastest_engine([*rows, {"name": "int8, two", "batch": 1, "faster": 2.0, "error": 0.1}], "int8", 1)["name"]
+        'int8, two'
+    """
+    rows = [peer for peer in peers if peer["batch"] == batch and peer["name"].startswith(kind)]
+    useful = [row for row in rows if not row["error"] >= _USELESS]
+    return max(useful, key=lambda row: float(row["faster"]), default=None)
 
 
 # ------------------------------------------------------------------------------------------------- the dense engines
@@ -174,7 +197,10 @@ def time_peers(cell: Cell, dense: nn.Module, test: Any) -> list[dict[str, Any]]:
 
 
 def _int8_quality(cell: Cell, dense: nn.Module, rows: list[dict[str, Any]], test: Any) -> dict[str, Any]:
-    """The study's metric of the dense network with int8 weights and inputs, in the engine that was fastest."""
+    """The dense network with int8 weights and inputs: the study's metric, answers that stay, its size, and the engine.
+
+    One engine takes all test data; the fastest at a batch size may be another, and then this is the better rival.
+    """
     from prunus.sparse import int8_engine
 
     if not any(row["name"].startswith("int8") for row in rows):
@@ -182,7 +208,11 @@ def _int8_quality(cell: Cell, dense: nn.Module, rows: list[dict[str, Any]], test
     engine = int8_engine(dense, first_inputs(drawn(load(cell, "train"), 64), 64))
     if engine is None:
         return {}
-    return {"quality_int8": measure_quality(cell.settings.metric, engine, test)["quality"]}
+    found = {"quality": measure_quality(cell.settings.metric, engine, test)["quality"]}
+    if cell.settings.held_out:
+        found |= {n: v for n, v in same_answers(cell, dense, engine, test).items() if n.startswith("agreement")}
+    named = {f"{name}_int8": value for name, value in found.items()}
+    return named | {"engine_int8": engine.engine, "bytes_dense_int8": engine.file_bytes}
 
 
 class _Named(nn.Module):
