@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tools.front import readme_table
+from tools.front import END, PARTS
 
 import prunus
 from support import only_when_proving
@@ -21,10 +21,11 @@ TEXT = (ROOT / "README.md").read_text("utf8")
 (PROGRAM,) = re.findall(r"^```py\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
 
 
-def test_the_table_is_what_was_measured() -> None:
-    """`python -m tools.front` writes it."""
-    shown = TEXT.partition("<!-- four networks -->\n")[2].partition("<!-- end -->")[0].splitlines()
-    assert shown == readme_table()
+@pytest.mark.parametrize("start", PARTS, ids=str.strip)
+def test_words_and_table_are_what_was_measured(start: str) -> None:
+    """`python -m tools.front` writes them."""
+    shown = TEXT.partition(start)[2].partition(END)[0].splitlines()
+    assert shown == PARTS[start]()
     assert len(shown) > 2
 
 

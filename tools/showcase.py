@@ -255,11 +255,7 @@ def _record(name: str, title: str, folder: Path) -> None:
     columns += ("bytes_dense", "bytes_integers", "bytes_memory")
     with Store(folder) as store:
         (panel,) = panels(store.results(), store.bases())
-    rows: list[dict[str, Any]] = [
-        {"method": "dense, torch" if rival.name == "torch" else rival.name, "sparsity": 0.0}
-        | {"quality": float(f"{rival.quality:.4g}"), "speedup": float(f"{rival.faster:.4g}")}
-        for rival in panel.rivals
-    ]
+    rows = [_dense(rival) for rival in panel.rivals]
     for group in panel.groups:
         row: dict[str, Any] = {"method": group.label, "sparsity": group.sparsity}
         row |= {name: None if (v := group.mean(name)) is None else float(f"{v:.4g}") for name in columns}
@@ -276,6 +272,16 @@ def _record(name: str, title: str, folder: Path) -> None:
     what = f"{page} as a table" if (ROOT / page).is_file() else "the cells that were run"
     note = f"{title}: {what}. Times on one thread, as ratios."
     record(f"showcase-{name}", rows, note)
+
+
+def _dense(rival: Any) -> dict[str, Any]:
+    """The dense network in the fastest engines of a kind, and what is known of its answers in int8."""
+    row: dict[str, Any] = {"method": "dense, torch" if rival.name == "torch" else rival.name, "sparsity": 0.0}
+    row |= {"quality": float(f"{rival.quality:.4g}"), "speedup": float(f"{rival.faster:.4g}")}
+    numbers = {"speedup_second": rival.second, "agreement": rival.agreement, "agreement_low": rival.agreement_low}
+    row |= {name: float(f"{value:.4g}") for name, value in numbers.items() if value is not None}
+    row |= {"engines": " / ".join(rival.engines)} if rival.engines else {}
+    return row | ({"judged in": rival.judged} if rival.judged else {})
 
 
 def _spread(group: Any) -> dict[str, Any]:

@@ -172,6 +172,8 @@ def _cards(panel: Panel) -> list[tuple[str, str, str]]:
         beside = words.asked(group) if proved is None else f"proved for {percent(proved, 0)} of test points"
         if proved is None and group.agreement_low is not None:
             beside += f"; at least {words.at_least(group.agreement_low)}\u00a0% of all such, 95\u00a0% sure"
+        alone = next((rival.agreement for rival in panel.rivals if rival.agreement is not None), None)
+        beside += "" if alone is None else f"; int8 alone {percent(alone)}"
         cards.append(("same answer", percent(agreement), beside))
     int8, other = group.mean("faster_than_int8"), group.mean("quality_int8")
     if int8 is not None:

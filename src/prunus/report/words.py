@@ -30,7 +30,8 @@ def at_least(share: float) -> str:
 def best(panel: Panel) -> SeedGroup | None:
     """The group the summary names: of those close to dense the one that gains most, else the best in quality.
 
-    Times of one run differ by a few percent: of those that gain as much but for that, the one with most answers kept.
+    Times of one run differ by a few percent, and which weights stay does not change them: of those that gain as much
+    but for that, or have zeros of the same pattern, the one with most answers kept.
     """
     known = [group for group in panel.groups if group.merit is not None]
     if not known:
@@ -39,9 +40,18 @@ def best(panel: Panel) -> SeedGroup | None:
         close = [group for group in known if (lost := panel.lost(group)) is not None and lost <= loss]
         if close:
             gains = [(group.faster or 1.0) * (group.smaller or 1.0) for group in close]
-            alike = [group for group, gain in zip(close, gains) if gain >= (1 - _NOISE) * max(gains)]
+            top = close[gains.index(max(gains))]
+            alike = [
+                group
+                for group, gain in zip(close, gains)
+                if gain >= (1 - _NOISE) * max(gains) or _runs_alike(group) == _runs_alike(top)
+            ]
             return max(alike, key=lambda group: (group.agreement or 0, group.merit or 0, group.sparsity))
     return max(known, key=lambda group: (group.merit or 0, group.sparsity))
+
+
+def _runs_alike(group: SeedGroup) -> tuple[str, float]:
+    return group.pattern, group.sparsity
 
 
 def headline(panel: Panel) -> str:
@@ -99,7 +109,7 @@ def speeds(group: SeedGroup) -> list[str]:
         elif not said and not more:
             said = f"is {as_fast(ratio, name, second)}"
         else:
-            more.append(f"It is {as_fast(ratio, name, second)}.")
+            more.append(f"{'The pruned network' if more else 'It'} is {as_fast(ratio, name, second)}.")
     return [said, *more]
 
 

@@ -92,7 +92,8 @@ def compress(
         embeddings: rounds tables of embeddings to torch.bfloat16 or torch.int8 (with a scale for each row), heads tied
             to them too. `save` stores them so, in a half or a quarter of the space; in memory they stay as wide as they
             were, and `load` gives the same values. A head tied to a table in int8 is packed from it where that is
-            faster (with `activations` its products are integers too); then that table is in int8 in memory as well.
+            faster (with `activations` its products are integers too); then that table is in int8 in memory as well,
+            where no module does more with it than look rows up.
             `explain` states the error of each table.
         fuse: ReLUs and residual sums run inside the layer before them, and the copy is a `torch.fx` graph where the
             model can be traced, whose inner results live in memory that is used again; blocks of transformers (BERT

@@ -48,11 +48,11 @@ def int8_engine(model: nn.Module, example: Tensor | Mapping[str, Tensor]) -> nn.
     named = {} if isinstance(example, Tensor) else dict(example)
     if not hasattr(model, "generate") or "labels" not in _parameters(model):
         try:
-            return _Engine(*_quantised(model, example), tuple(named) or None)
+            return _Engine(*_quantised(model, example), tuple(named) or None).eval()
         except Exception as error:  # each engine raises errors of its own kind
             logging.getLogger("prunus").info("ONNX Runtime does not take this model in int8: %s", error)
     try:
-        return _Called(torch_int8(model, () if named else (example,), named))
+        return _Called(torch_int8(model, () if named else (example,), named)).eval()
     except Exception as error:
         logging.getLogger("prunus").info("torch does not take this model in int8: %s", error)
         return None
