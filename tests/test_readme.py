@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import html
 import importlib.util
 import os
 import re
@@ -34,6 +35,14 @@ def test_the_first_screen_holds_the_two_commands_and_the_table() -> None:
     assert "make demo" in first
     assert "make test" in first
     assert "When not to use it" in first
+
+
+def test_the_picture_is_of_the_page_as_it_is() -> None:
+    """What the picture shows first stands below it in words; whoever makes that page again takes the picture again."""
+    (words,) = re.findall(r"!\[The top of MiniLM's page. It begins: (.*?)\]\(docs/guide/report.png\)", TEXT)
+    page = (ROOT / "docs" / "studies" / "minilm.html").read_text("utf8")
+    (headline,) = re.findall(r'<p class="headline">(.*?)</p>', page, re.DOTALL)
+    assert html.unescape(headline).replace("\u00a0", " ") == words
 
 
 def test_the_program_names_what_exists() -> None:
