@@ -52,7 +52,7 @@ def int8_engine(model: nn.Module, example: Tensor | Mapping[str, Tensor]) -> nn.
         except Exception as error:  # each engine raises errors of its own kind
             logging.getLogger("prunus").info("ONNX Runtime does not take this model in int8: %s", error)
     try:
-        return _Called(torch_int8(model, () if named else (example,), named)).eval()
+        return _named(torch_int8(model, () if named else (example,), named)).eval()
     except Exception as error:
         logging.getLogger("prunus").info("torch does not take this model in int8: %s", error)
         return None
@@ -144,20 +144,13 @@ class _Engine(nn.Module):
         return torch.from_numpy(self.session.run(None, feed)[0])
 
 
-class _Called(nn.Module):
-    """Torch's int8 model, which says what it is."""
-
-    engine = "torch"
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-        body = io.BytesIO()
-        torch.save(model.state_dict(), body)
-        self.file_bytes = body.tell()
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return self.model(*args, **kwargs)
+def _named(model: Any) -> nn.Module:
+    """Torch's int8 model, which says what it is; not wrapped, so that it is called as the model itself."""
+    body = io.BytesIO()
+    torch.save(model.state_dict(), body)
+    model.engine, model.file_bytes = "torch", body.tell()
+    found: nn.Module = model
+    return found
 
 
 def _quantised(model: nn.Module, example: Tensor | Mapping[str, Tensor]) -> tuple[Any, int]:
