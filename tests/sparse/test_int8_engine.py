@@ -34,7 +34,7 @@ def test_a_language_model_is_called_as_itself() -> None:
     assert engine is not None
     assert not engine.training
     assert engine.engine == "torch"
-    assert 0 < engine.file_bytes
+    assert engine.file_bytes > 0
     ids = torch.randint(100, (4, 12), generator=torch.Generator().manual_seed(0))
     data = [{"input_ids": row, "labels": row} for row in ids]
     before, after = (prunus.training.metrics.measure("perplexity", one, data) for one in (model, engine))
