@@ -184,7 +184,7 @@ def test_the_dense_int8_rival_is_named_and_useful(tmp_path: Path) -> None:
 
 
 def test_the_summary_does_not_choose_by_noise_in_times(tmp_path: Path) -> None:
-    """Of networks whose zeros have one pattern it names the one that keeps most answers, whichever was timed faster; one
+    """Of networks with zeros of one pattern it names the one that keeps most answers, whichever was timed faster; one
     that saves more wins still."""
     cells = tiny(score=("magnitude", "wanda"), sparsity=(0.5, 0.75), settings=SHOWN)
     common = {"notes": {}, "layers": [], "quality_dense": 0.96, "quality": 0.96 + 1e-9, "chance": 0.1}
