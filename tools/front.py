@@ -113,19 +113,13 @@ def _cell(name: str, method: str, sparsity: float) -> dict[str, Any]:
 
 
 def _language_model(method: str, sparsity: float) -> tuple[dict[str, Any], str, list[str], float]:
-    """Its cell, its perplexities in tools/quality.py (on more text than the study; of int8 too), speeds and size."""
+    """Its cell, its perplexities, speeds and size."""
     row, avx2 = (_cell(name, method, sparsity) for name in ("smollm2", "smollm2-avx2"))
-    rows = _evidence("quality-smollm2")
-    key = {"method": "reconstruct", "pattern": method.rpartition(", ")[2], "sparsity": sparsity}
-    (found,) = [other for other in rows if key.items() <= other.items()]
-    before, alone = (
-        next(other["perplexity"] for other in rows if other["method"] == dense) for dense in ("dense", "dense int8")
-    )
-    qualities = f"{before:.1f} → {found['perplexity in integers']:.1f} ({alone:.1f})"
+    before, after, alone = (_shown(value, "") for value in (row["quality_dense"], _told(row), row["quality_int8"]))
     reading = [_pair(row, "faster_than_dense"), _pair(row, "faster_than_int8"), _pair(avx2, "faster_than_int8")]
     times = _reading_and_writing(reading[:2], sparsity, "bench-sparse-decoding-vnni", "torch", LLAMA)
     times += _reading_and_writing(reading[2:], sparsity, "bench-sparse-decoding", LLAMA)
-    return row, qualities, times, row["times smaller, integers"]
+    return row, f"{before} → {after} ({alone})", times, row["times smaller, integers"]
 
 
 def _reading_and_writing(reading: list[str], sparsity: float, name: str, *rivals: str) -> list[str]:
