@@ -29,6 +29,7 @@ from prunus.sparse._copies import (
     Spent,
     UnlikeModel,
     as_example,
+    input_shapes,
     mask_copy,
     own,
     require_equal,
@@ -133,7 +134,7 @@ def compress(
     shapes_left = {} if permutations else remove_channels_(work)
     rounded_tables = [] if embeddings is None else round_tables_(work, embeddings)
     found = find(work, rounded=embeddings == torch.int8)
-    shapes, foreign = _shapes(work, found.layers, example)
+    shapes, foreign = input_shapes(work, found.layers, example)
     read_own_forwards(found, shapes)
     spans = {} if calibration is None else find_spans(work, found.layers, calibration)
     # Dense layers are needed again where the error of fewer bits is measured.
@@ -380,34 +381,6 @@ def _orders(permutations: Mapping[str, Tensor] | None, layers: Mapping[str, nn.M
             raise BadInput(f"A permutation is given for {name!r}, which is not a linear layer of this model.")
         check_order((permutations or {})[name], layers[name].in_features)  # type: ignore[arg-type]
     return permutations or {}
-
-
-def _shapes(
-    model: nn.Module, layers: Mapping[str, nn.Module], example: ModelInputs | None
-) -> tuple[dict[str, tuple[int, ...]], set[str]]:
-    """The shape each layer sees when the example runs, and the layers fed something else (a packed sequence)."""
-    if example is None:
-        return {}, set()
-    shapes: dict[str, tuple[int, ...]] = {}
-    foreign: set[str] = set()
-
-    def note(name: str) -> Any:
-        def hook(_: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
-            first = inputs[0] if inputs else named.get("input", named.get("query"))
-            if isinstance(first, Tensor):
-                shapes.setdefault(name, tuple(first.shape))
-            else:
-                foreign.add(name)
-
-        return hook
-
-    handles = [layer.register_forward_pre_hook(note(name), with_kwargs=True) for name, layer in layers.items()]
-    try:
-        run(model, example)
-    finally:
-        for handle in handles:
-            handle.remove()
-    return shapes, foreign
 
 
 def _bytes(module: nn.Module) -> int:

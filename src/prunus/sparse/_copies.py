@@ -54,6 +54,34 @@ def run(model: nn.Module, example: ModelInputs) -> list[Tensor]:
         ) from error
 
 
+def input_shapes(
+    model: nn.Module, layers: Mapping[str, nn.Module], example: ModelInputs | None
+) -> tuple[dict[str, tuple[int, ...]], set[str]]:
+    """The shape each layer sees when the example runs, and the layers fed something else (a packed sequence)."""
+    if example is None:
+        return {}, set()
+    shapes: dict[str, tuple[int, ...]] = {}
+    foreign: set[str] = set()
+
+    def note(name: str) -> Any:
+        def hook(_: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
+            first = inputs[0] if inputs else named.get("input", named.get("query"))
+            if isinstance(first, Tensor):
+                shapes.setdefault(name, tuple(first.shape))
+            else:
+                foreign.add(name)
+
+        return hook
+
+    handles = [layer.register_forward_pre_hook(note(name), with_kwargs=True) for name, layer in layers.items()]
+    try:
+        run(model, example)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return shapes, foreign
+
+
 def require_equal(model: nn.Module, example: ModelInputs, expected: list[Tensor], *, exact: bool) -> None:
     """Refuse a model whose answer to the example is not the expected one."""
     try:
