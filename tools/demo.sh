@@ -12,5 +12,8 @@ prunus study fc:64-64-10 --data digits --length 10ep --lr 0.1 --method prune rec
     --pattern unstructured balanced:16 --sparsity 0.5 0.75 --seeds 1 --certify 0 --labels 100 --radius 0.1 --kernel 0 \
     --batch 32 -o "$folder/study"
 prunus report "$folder/study" -o "$folder/report.html" --title "Two networks on digits, pruned"
-echo "Open $folder/report.html in a browser; then try a Hugging Face model of yours:"
+echo "Open $folder/report.html in a browser. Then make a Hugging Face model of yours"
+echo "faster (first: . .venv/bin/activate && pip install -e '.[transformers]'):"
 echo "  prunus reconstruct hf:FOLDER --data texts.txt --sparsity 0.5 -o p.safetensors"
+echo "  prunus compress hf:FOLDER --weights p.safetensors --input-ids 32 \\\\"
+echo "      --activations int8 --embeddings int8 -o fast"
