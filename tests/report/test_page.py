@@ -164,6 +164,8 @@ def test_the_dense_int8_rival_is_named_and_useful(tmp_path: Path) -> None:
     ]
     assert fastest_engine(peers, "int8", 8) == peers[8]
     assert fastest_engine(peers[4:5], "int8", peers[4]["batch"]) is None
+    for error in (float("nan"), None):  # outputs of another shape, and what a store makes of that
+        assert fastest_engine([{**peers[3], "error": error}], "int8", peers[3]["batch"]) is None
     judged = {"engine_int8": "ONNX Runtime", "agreement_int8": 0.98, "agreement_low_int8": 0.97359}
     speeds = {"speedup": 4.0, "faster_than_dense": 2.0, "faster_than_int8": 1.0, "quality_int8": 0.95}
     record = {"notes": {}, "layers": [], "quality_dense": 0.96, "quality": 0.95, "chance": 0.1, "bytes_dense": 1e6}

@@ -164,7 +164,7 @@ def fastest_engine(peers: Sequence[Mapping[str, Any]], kind: str, batch: int) ->
         'int8, two'
     """
     rows = [peer for peer in peers if peer["batch"] == batch and peer["name"].startswith(kind)]
-    useful = [row for row in rows if not row["error"] >= _USELESS]
+    useful = [row for row in rows if row["error"] is not None and row["error"] < _USELESS]  # NaN: of another shape
     return max(useful, key=lambda row: float(row["faster"]), default=None)
 
 
