@@ -115,8 +115,7 @@ STUDIES: dict[str, dict[str, Any]] = {
         "title": "SmolLM2-135M, a language model, pruned",
         "model": f"hf:{MODELS}/smollm2",
         "data": "tools.showcase:wikitext",
-        "sparsity": [0.5, 0.75],  # nothing is left at 90 %
-        "wanda": [0.5],
+        "wanda": [0.5, 0.75],
         "shrunk": [0.25],
         "distilled": [0.5],
         "distilling": {"distil": "40it", "optimizer": "adamw", "finetune_lr": 1e-4},

@@ -192,4 +192,73 @@ void check_mixed(const IntegerLevel &level) {
     }
 }
 
+// A matrix whose rows each read one channel, their own.
+Matrix own_matrix(const Conv &c, int64_t bank) {
+    const int64_t taps = c.kernel_y * c.kernel_x;
+    const int64_t cols = taps * (c.channels < bank ? c.channels : (c.channels + bank - 1) / bank * bank);
+    std::vector<bool> used(static_cast<size_t>(c.channels * cols));
+    for (int64_t r = 0; r < c.channels; ++r)
+        for (int64_t tap = 0; tap < taps; ++tap)
+            used[size_t(r * cols +
+                        (c.channels < bank ? tap * c.channels + r : (r / bank * taps + tap) * bank + r % bank))] = true;
+    return Matrix(c.channels, cols, bank, 0.8, Values::i8, &used);
+}
+
+// Any convolution, one of each channel alone, one of all with a sum, a pool and every second pixel: against plain sums.
+void check_own(const IntegerLevel &level) {
+    const int64_t bank = draw(0, 1) ? 16 : 32, first = draw(1, 40), rows = draw(1, 150), last = rows;
+    Conv one = {1, first, draw(4, 9), draw(4, 20), 1, 1, 1, 1, 0, 0, 1, 1, {}, {}, {}};
+    Conv two = {1,          rows,       one.height, one.width,  draw(1, 5), draw(1, 5), draw(1, 3), draw(1, 3),
+                draw(0, 2), draw(0, 2), draw(1, 2), draw(1, 2), {},         {},         {}};
+    two.more_y = draw(0, 1), two.more_x = draw(0, 1);
+    if (rows < bank && !level.turned) two.more_y = two.more_x = 0;
+    if (two.out_height() < 2 || two.out_width() < 2) return;
+    Conv three = {1, rows, two.out_height(), two.out_width(), 1, 1, 1, 1, 0, 0, 1, 1, {}, {}, {}};
+    const Matrix a = conv_matrix(one, rows, bank), b = own_matrix(two, bank), c = conv_matrix(three, last, bank);
+    const Floats bias(150), x(first * one.height * one.width);
+    const Grid grids[] = {fixed_grid(-1.0f, 2.0f), fixed_grid(-3.0f, 5.0f), fixed_grid(0.0f, 6.0f)};
+    const Grid *fixed[3];
+    for (int i = 0; i < 3; ++i) fixed[i] = draw(0, 2) ? &grids[i] : nullptr;
+    const float cap = draw(0, 1) ? 0.5f : std::numeric_limits<float>::infinity();
+    const bool relu = draw(0, 1), added = draw(0, 1), biased[] = {draw(0, 1) == 1, draw(0, 1) == 1};
+    const std::vector<float> zeros(150);
+    const float *add[] = {biased[0] ? bias.at.get() : zeros.data(), biased[1] ? bias.at.get() : zeros.data()};
+    IntegerProgram program(portable_level(), level);
+    const auto matrix = [](const Matrix &m) { return std::make_shared<const IntegerMatrix>(m.packed, m.scales()); };
+    program.input(first, one.height, one.width);
+    program.conv(matrix(a), bank, one, bias.at.get(), relu, cap, fixed[0], 0, -1);
+    program.conv(matrix(b), bank, two, biased[0] ? add[0] : nullptr, relu, cap, fixed[1], 1, -1);
+    program.conv(matrix(c), bank, three, biased[1] ? add[1] : nullptr, false, cap, fixed[2], 2, added ? 2 : -1);
+    program.max_pool(2, 2, 1, 2, 3);
+    program.thin(2, 2, 1, 2, 3);
+    program.finish({4, 5, 2});
+    int64_t pool[3], thin[3];
+    program.shape(4, pool), program.shape(5, thin);
+    std::vector<float> pooled(size_t(pool[0] * pool[1] * pool[2])), thinned(size_t(thin[0] * thin[1] * thin[2]));
+    const int64_t h = three.height, w = three.width;
+    std::vector<float> middle(size_t(rows * h * w));
+    const std::vector<float> image(x.at.get(), x.at.get() + first * one.height * one.width);
+    const std::vector<float> before = PlainConv{one, bank, a, bias.at.get(), relu, cap, fixed[0]}(image, nullptr);
+    for (int threads : {1, 3}) {
+        program.run(1, {x.at.get(), pooled.data(), thinned.data(), middle.data()}, threads);
+        const auto same = [&](float found, float exact) {
+            if (exact != found) compare("convolution of own channels", level.name, found, exact, 0.0);
+        };
+        const std::vector<float> own = PlainConv{two, bank, b, add[0], relu, cap, fixed[1]}(before, nullptr);
+        for (size_t i = 0; i < own.size(); ++i) same(middle[i], own[i]);
+        const std::vector<float> end =
+            PlainConv{three, bank, c, add[1], false, cap, fixed[2]}(own, added ? own.data() : nullptr);
+        const auto at = [&](int64_t k, int64_t i, int64_t j) { return end[size_t((k * h + i) * w + j)]; };
+        for (int64_t i = 0; i < int64_t(pooled.size()); ++i) {
+            const int64_t k = i / (pool[1] * pool[2]), r = i / pool[2] % pool[1], q = i % pool[2] * 2;
+            same(pooled[size_t(i)],
+                 std::fmax(std::fmax(at(k, r, q), at(k, r, q + 1)), std::fmax(at(k, r + 1, q), at(k, r + 1, q + 1))));
+        }
+        for (int64_t i = 0; i < int64_t(thinned.size()); ++i) {
+            const int64_t k = i / (thin[1] * thin[2]) - 1, r = i / thin[2] % thin[1] * 2, q = i % thin[2] * 2;
+            same(thinned[size_t(i)], k < 0 || k >= last ? 0.0f : at(k, r, q));
+        }
+    }
+}
+
 }  // namespace

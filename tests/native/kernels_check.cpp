@@ -348,7 +348,7 @@ int main(int count, char **arguments) {
 #endif
     for (const IntegerLevel *level : integers) {
         for (int i = 0; i < 5 * cases; ++i) check_integers(*level);
-        for (int i = 0; i < cases; ++i) check_integer_conv(*level), check_mixed(*level);
+        for (int i = 0; i < cases; ++i) check_integer_conv(*level), check_mixed(*level), check_own(*level);
         std::printf("%s integers: %d cases and %d runs of convolutions are exact\n", level->name, 5 * cases, cases);
     }
     for (const auto &[level, name] : blocks) {

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import save_file
-from torch import nn
+from torch import Tensor, nn
 
 import prunus
 from prunus import storage
@@ -203,3 +203,51 @@ print("well")
     path = save(compress(small_net(), select="always"), tmp_path / "net.safetensors")
     done = run_fresh(code, str(path))
     assert (done.stdout, done.returncode) == ("well\n", 0), done.stderr
+
+
+class Classifier(nn.Module):
+    """A head on top of an encoder."""
+
+    def __init__(self, encoder: nn.Module) -> None:
+        super().__init__()
+        self.encoder, self.head = encoder, nn.Linear(10, 64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.head(self.encoder(x))
+        return found
+
+
+@pytest.mark.parametrize("later", [None, torch.int8])
+def test_what_was_compressed_twice_comes_back(tmp_path: Path, later: torch.dtype | None) -> None:
+    model, x = small_net(), torch.randn(5, 64)
+    once = compress(model, select={"layers.0": True, "layers.1": False, "layers.2": False})
+    twice = compress(once, select={"layers.1": True}, activations=later)
+    rows = {row.layer: row.format for row in explain(twice)}
+    assert [rows[f"layers.{number}"].split()[0] for number in range(3)] == ["bank", "bank", "dense"]
+    again = load(save(twice, tmp_path / "net.safetensors"), model)
+    with torch.no_grad():
+        assert torch.equal(again(x), twice(x))
+    assert explain(again) == explain(twice)
+
+
+def test_a_compressed_part_of_a_larger_model_comes_back(tmp_path: Path) -> None:
+    resnet, images = prunus.models.make("resnet20", seed=0).eval(), torch.randn(2, 3, 32, 32)
+    prunus.prune(resnet, 0.8)
+    whole = Classifier(resnet).eval()
+    prunus.prune(whole.head, 0.5)
+    parts = Classifier(compress(resnet, select="always"))
+    parts.head = whole.head
+    fast = compress(parts, select="always")
+    again = load(save(fast, tmp_path / "net.safetensors"), whole)
+    with torch.no_grad():
+        assert torch.equal(again(images), fast(images))
+
+
+def test_what_was_fused_is_not_compressed_again(tmp_path: Path) -> None:
+    resnet = prunus.models.make("resnet20", seed=0).eval()
+    prunus.prune(resnet, 0.8)
+    fused = compress(resnet, select="always", fuse=True)
+    with pytest.raises(BadInput, match="fuse=True: compress the pruned model instead"):
+        compress(fused)
+    with pytest.raises(BadInput, match="compress the whole pruned model"):
+        save(compress(Classifier(fused)), tmp_path / "net.safetensors")

@@ -325,9 +325,13 @@ def test_a_program_refuses_what_does_not_fit_together() -> None:
         program.conv(packed.integer_weight, sizes, 32, 8, 8, 0, False, 6.0, False, 0.0, 0.0, 0, -1)
     with pytest.raises(ValueError, match="not there yet"):
         program.conv(packed.integer_weight, sizes, 16, 8, 8, 0, False, 6.0, False, 0.0, 0.0, 5, -1)
-    uneven = geometry.after_pad(0, 1, 0, 1)
+    few = ConvGeometry(5, 16, (3, 3), padding=(1, 1))
+    uneven, narrow = few.after_pad(0, 1, 0, 1), few.pack(torch.randn(16, 5, 3, 3), 1, None, torch.int8)
+    other = kernels().IntegerProgram()
+    other.input(5, 8, 8)
+    other.conv(narrow.integer_weight, uneven.native.data_ptr(), 5, 8, 8, 0, False, 6.0, False, 0.0, 0.0, 0, -1)
     with pytest.raises(ValueError, match="both sides alike"):
-        program.conv(packed.integer_weight, uneven.native.data_ptr(), 16, 8, 8, 0, False, 6.0, False, 0.0, 0.0, 0, -1)
+        other.finish([1])
     with pytest.raises(ValueError, match="does not fit"):
         program.float_conv(packed.layer, sizes, 16, 8, 9, 0, False, 6.0, 0, -1)
     with pytest.raises(ValueError, match="pooled"):

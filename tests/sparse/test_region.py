@@ -394,15 +394,20 @@ def test_mobile_networks_are_one_region_and_compute_the_same(activations: torch.
             assert (found - wanted).norm() < 0.15 * wanted.norm()
 
 
-def test_layers_that_read_one_channel_each_keep_floats_among_integers() -> None:
-    torch.manual_seed(0)
-    model = Inverted(3).eval()
-    fast = compress(model, select="always", fuse=True, activations=torch.int8)
-    kinds = {name: module.integer for name, module in fast.named_modules() if isinstance(module, SparseConv2d)}
-    assert {name: kind for name, kind in kinds.items() if name.endswith(".1")} == {
-        f"blocks.{number}.1": False for number in range(len(model.blocks))
-    }
-    assert all(kind for name, kind in kinds.items() if not name.endswith(".1"))
+@pytest.mark.parametrize("fixed", [False, True])
+def test_layers_that_read_one_channel_each_multiply_integers(fixed: bool) -> None:
+    for seed in range(3):
+        torch.manual_seed(seed)
+        model = Inverted(seed).eval()
+        x, samples = (torch.randn(count, model.channels, 17, 19) for count in (3, 8))
+        given = samples if fixed else None
+        fast = compress(model, select="always", fuse=True, activations=torch.int8, calibration=given)
+        convs = [module for module in fast.modules() if isinstance(module, SparseConv2d)]
+        assert len(convs) == 3 * len(model.blocks)
+        assert all(conv.integer for conv in convs)
+        with torch.no_grad():
+            assert torch.equal(fast(x), one_by_one(fast, x))
+            assert (fast(x) - model(x)).norm() < 0.15 * model(x).norm()
 
 
 def test_clamps_and_pads_that_others_read_too_stay_outside() -> None:

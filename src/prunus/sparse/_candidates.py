@@ -40,10 +40,7 @@ class Candidates:
 
 
 def depthwise(layer: nn.Module) -> bool:
-    """Whether every output of a convolution reads one channel, its own; such layers have a kernel of their own.
-
-    It takes floats: rounding inputs to bytes would cost more than the few products of each.
-    """
+    """Whether every output of a convolution reads one channel, its own; such layers have kernels of their own."""
     return isinstance(layer, nn.Conv2d) and layer.groups == layer.in_channels == layer.out_channels > 1
 
 

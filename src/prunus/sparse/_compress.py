@@ -47,7 +47,7 @@ from prunus.sparse._integer import check_activations
 from prunus.sparse._measure import NOISE, Timing, beside, compare, in_turn
 from prunus.sparse._modules import PackedModule, check_order
 from prunus.sparse._packed import KINDS
-from prunus.sparse._plan import SparsePlan, StoredLayer, describe, install, plan_of
+from prunus.sparse._plan import ATTRIBUTE, SparsePlan, StoredLayer, carried, describe, install, plan_of
 from prunus.sparse._pretrained import offer_save_pretrained
 from prunus.sparse._tables import keep_in_int8, round_tables_
 
@@ -146,10 +146,20 @@ def compress(
     if rounded:
         tried = _with_errors(work, tried, norms, example)
     stored = "" if embeddings is None else str(embeddings).removeprefix("torch.")
-    plan = SparsePlan(fused=fuse, shapes=shapes_left, rows=rounded_tables, embeddings=stored)
+    before = carried(work)
+    plan = SparsePlan(
+        layers=before.layers,
+        folded=before.folded,
+        fused=fuse,
+        shapes=before.shapes | shapes_left,
+        rows=rounded_tables,
+        embeddings=stored or before.embeddings,
+    )
     fast = _finish_faster(work, tried, norms, plan, example)
     for name, why in found.left.items():
         plan_of(fast).rows.append(make_row(name, work.get_submodule(name), None, None, why=why))
+    named = {row.layer for row in plan_of(fast).rows}
+    plan_of(fast).rows[:0] = [row for row in before.rows if row.layer not in named]
     if spent is not None:
         spent.free_all(one.layer for one in tried if one.packed is not None and one.sure)
     else:
@@ -236,12 +246,11 @@ def _try_layers(
             continue
         norm = work.get_submodule(pairs[name]) if name in pairs else None
         inputs: dict[str, Any] = {}
-        if not isinstance(layer, (nn.MultiheadAttention, *RECURRENT)) and not alone:
+        if not isinstance(layer, (nn.MultiheadAttention, *RECURRENT)):
             inputs = {"activations": options.activations, "span": options.spans.get(name)}
         if inputs and not isinstance(layer, nn.Conv2d):
             inputs["permutation"] = orders.get(name)
-        dtype = None if alone and options.activations is not None else options.dtype
-        packed = replacement(name, work, found, norm, dtype, **inputs)
+        packed = replacement(name, work, found, norm, options.dtype, **inputs)
         share_packed(packed, layer, norm, same)
         timing = _time(layer, norm, packed, shapes.get(name), sparsity, held - _bytes(layer), found)
         plain, other = None, timing
@@ -344,6 +353,8 @@ def _finish(
 
 def _check_arguments(model: nn.Module, masks: Any, select: Any, dtype: Any, activations: Any) -> None:
     require_module(model)
+    if isinstance(plan := getattr(model, ATTRIBUTE, None), SparsePlan) and plan.fused:
+        raise BadInput("This model was compressed with fuse=True: compress the pruned model instead, all at once.")
     if masks is not None and not isinstance(masks, Masks):
         raise BadInput(f"compress takes prunus.Masks, not {type(masks).__name__}: make them with prunus.Masks(...).")
     if not (select in ("measured", "always") if isinstance(select, str) else isinstance(select, Mapping)):

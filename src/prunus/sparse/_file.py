@@ -24,6 +24,7 @@ from prunus.layers import is_conv1d
 from prunus.sparse._channels import apply_shapes
 from prunus.sparse._embeddings import DIGITS, SCALE, RoundedEmbedding, check_parts, narrowed, widened
 from prunus.sparse._geometry import ConvGeometry
+from prunus.sparse._modules import PackedModule
 from prunus.sparse._plan import CALIBRATED, ROUNDED, TIED, VERSION, SparsePlan, build, install, plan_of
 from prunus.sparse._tables import TABLE, head_tensors, tables
 
@@ -79,6 +80,7 @@ def _contents(model: nn.Module) -> tuple[dict[str, Tensor], str, dict[str, Any]]
     for name in [name for name, spec in plan["layers"].items() if spec["kind"] == ROUNDED]:
         if not isinstance(_submodule(model, name), RoundedEmbedding):  # a table that was put in its place
             del plan["layers"][name]
+    _require_known(model, plan["layers"])
     state = model.state_dict(keep_vars=True)
     made = _made_again(plan["layers"], state)
     tensors: dict[str, Tensor] = {}
@@ -101,6 +103,16 @@ def _contents(model: nn.Module) -> tuple[dict[str, Tensor], str, dict[str, Any]]
             stored[name] = str(table.dtype).removeprefix("torch.")
             tensors |= {name + part: value for part, value in parts.items()}
     return tensors, KIND, {"plan": plan, "shared": shared, "stored": stored}
+
+
+def _require_known(model: nn.Module, layers: dict[str, Any]) -> None:
+    """Raise for packed layers that the plan does not name: no file could be loaded that holds them."""
+    known = {id(part) for name in layers if (found := _submodule(model, name)) for part in found.modules()}
+    for name, module in model.named_modules():
+        if isinstance(module, (PackedModule, RoundedEmbedding)) and id(module) not in known:
+            raise BadInput(
+                f"Layer {name!r} was packed on its own or with fuse=True before: compress the whole pruned model."
+            )
 
 
 def _made_again(layers: dict[str, dict[str, Any]], state: dict[str, Tensor]) -> set[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
@@ -109,6 +109,24 @@ def plan_of(model: nn.Module) -> SparsePlan:
     if not isinstance(plan, SparsePlan):
         raise BadInput("This model was not made by prunus.compress or prunus.sparse.load: compress it first.")
     return plan
+
+
+def carried(model: nn.Module) -> SparsePlan:
+    """What earlier calls replaced in a model and in parts of it, by the names that these have in it."""
+    found = SparsePlan()
+    for place, module in model.named_modules():
+        plan = getattr(module, ATTRIBUTE, None)
+        if not isinstance(plan, SparsePlan) or plan.fused:  # a fused part is a graph with names of its own
+            continue
+        inside = f"{place}." if place else ""
+        for name, spec in plan.layers.items():
+            own = {"table": inside + spec["table"]} if "table" in spec else {}
+            found.layers[inside + name] = spec | own
+        found.folded += [inside + name for name in plan.folded]
+        found.shapes |= {inside + name: shape for name, shape in plan.shapes.items()}
+        found.rows += [replace(row, layer=inside + row.layer) for row in plan.rows]
+        found.embeddings = plan.embeddings or found.embeddings
+    return found
 
 
 def describe(module: nn.Module) -> dict[str, Any]:

@@ -261,7 +261,7 @@ class FusedRegion:
             if step.kind == "conv":
                 conv = next(waiting)
                 geometry = step.geometry(conv)
-                if step.numbers and conv.integer:  # one that was put there later; bytes are padded alike on all sides
+                if step.numbers and not pads_anyhow(conv):  # one that was put there later
                     return None
                 shape: Shape = (geometry.outputs, *geometry.output(height, width))
                 if channels != geometry.inputs or any(shapes[other] != shape for other in step.inputs[1:]):
@@ -358,6 +358,11 @@ def cap_of(module: nn.Module) -> float | None:
     if not isinstance(module, nn.Hardtanh) or type(module) not in (nn.ReLU6, nn.Hardtanh):
         return None
     return float(module.max_val) if module.min_val == 0 < module.max_val < math.inf else None
+
+
+def pads_anyhow(conv: SparseConv2d) -> bool:
+    """Whether its image may get more zeros on the right and below: not where it is planes of bytes."""
+    return not conv.integer or conv.geometry.inputs >= conv.bank
 
 
 def pool_of(module: nn.Module) -> tuple[int, ...] | None:

@@ -11,7 +11,7 @@ from torch import fx, nn
 from torch.nn import functional
 
 from prunus.sparse._modules import SparseConv2d
-from prunus.sparse._region import FusedRegion, RegionStep, cap_of, pool_of
+from prunus.sparse._region import FusedRegion, RegionStep, cap_of, pads_anyhow, pool_of
 
 
 def with_regions(model: fx.GraphModule) -> fx.Graph | None:
@@ -115,12 +115,12 @@ def _called(node: fx.Node, modules: Mapping[str, nn.Module]) -> SparseConv2d | N
 
 
 def _zeros_around(node: fx.Node, modules: Mapping[str, nn.Module]) -> tuple[str, tuple[float, ...]] | None:
-    """Zeros on the sides of an image, where a convolution with products of floats comes next and alone reads them."""
+    """Zeros on the sides of an image, where a convolution that pads in any way comes next and alone reads them."""
     pad, user = _zeros(node), node.next
     if pad is None or len(pad) != 4 or pad[1] < pad[0] or pad[3] < pad[2] or list(node.users) != [user]:
         return None
     conv = _called(user, modules)
-    return ("pad", pad) if conv is not None and not conv.integer and user.args[0] is node else None
+    return ("pad", pad) if conv is not None and pads_anyhow(conv) and user.args[0] is node else None
 
 
 def _slices(index: Any) -> tuple[str, tuple[float, ...]] | None:

@@ -31,7 +31,7 @@ constexpr int64_t unit_bytes = 96, table = 16;
 constexpr int64_t full_bytes = 256;      // of a full bank
 constexpr int top = 127;                 // of a quantised input; 2 * 127 * 128 fits 16 bits
 constexpr int64_t most_in_row = 133144;  // weights whose sum is sure to fit 32 bits
-constexpr int64_t pixels_at_once = 32;   // of a convolution
+constexpr int64_t pixels_at_once = 32;   // of a convolution, in registers of 256 bits
 
 struct IntegerTask;
 
@@ -105,10 +105,10 @@ struct IntegerTask {
 // Eight weights of a row of a convolution, and where their inputs lie (integer_planes.h).
 struct Octet {
     uint32_t at[8];
-    int8_t weight[16];  // each two stand twice: a b a b, c d c d, ...
+    int8_t weight[16];  // each two stand twice: a b a b, c d c d, ...; or in fours: a b c d, e f g h
 };
 
-// Some rows of a convolution for up to 32 pixels, over one block of channels: the sums, or where it is the last block
+// Some rows of a convolution for some neighbouring pixels, over one block of channels: the sums, or where it is the last block
 // act((sum - zero * row's sum) * (step * scale) + bias + other), as floats and, for what reads them next, as bytes.
 struct PlaneTask {
     const Octet *octets;   // row by row
@@ -116,7 +116,7 @@ struct PlaneTask {
     int64_t rows;
     const uint8_t *x;
     int pixels;
-    int32_t *sums;  // [rows][32], from block to block
+    int32_t *sums;  // [rows][pixels of the level], from block to block
     bool fresh, last;
     Step step;
     const int32_t *sum;
@@ -129,6 +129,39 @@ struct PlaneTask {
     uint8_t *bytes;
     const Grid *grid;  // of the bytes
     bool *wild;        // set where a byte was made from something that is not finite
+};
+
+// Some lines of tokens of a convolution whose rows each read one channel, their own: the sums as numbers, without what
+// is added and done to them afterwards (integer_turned.h).
+struct OwnTask {
+    const uint8_t *x;
+    int64_t line, pitch;  // bytes from line to line and from token to token
+    const int64_t *at;    // [4 * fours]: where each tap lies
+    int64_t fours, channels;
+    const int8_t *weight;
+    Step step;
+    const int32_t *sum;  // these three by channel, in whole blocks of 64
+    const float *scale, *bias;
+    int64_t lines, tokens;
+    float *out;  // [lines][tokens][block], for one block of channels after the other
+    int64_t out_block;
+};
+constexpr int64_t own_block = 64;
+
+// What becomes of numbers [lines][tokens][rows]: other is added, then the ReLU, then floats or bytes or both are written.
+struct TokenEnd {
+    const float *from;
+    int64_t from_token;  // numbers from token to token; lines follow each other
+    int64_t lines, tokens, rows;
+    const float *other;  // null, or as `out` lies
+    bool relu;
+    float cap;
+    float *out;  // may be null
+    int64_t out_token, out_line;
+    uint8_t *bytes;  // may be null
+    int64_t byte_token, byte_line;
+    const Grid *grid;
+    bool *wild;
 };
 
 // The smallest and the largest of some numbers and zero, and whether one of them is not finite.
@@ -155,6 +188,13 @@ struct IntegerLevel {
     void (*multiply)(const IntegerTask &);
     int together;  // tokens that `multiply` best has a multiple of
     void (*planes)(const PlaneTask &);
+    int64_t pixels;  // that `planes` takes at once
+    bool fours;      // it multiplies four weights by one instruction; otherwise two, whose sums must fit 16 bits
+    bool turned;     // images with all channels of a pixel side by side are faster than planes
+    // to[pixel * pitch + channel] = from[channel * plane + pixel].
+    void (*turn)(const uint8_t *from, int64_t plane, int64_t channels, int64_t pixels, uint8_t *to, int64_t pitch);
+    void (*own)(const OwnTask &);
+    void (*end_tokens)(const TokenEnd &);
 };
 
 const IntegerLevel &portable_integers();

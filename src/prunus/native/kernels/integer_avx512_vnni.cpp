@@ -1,6 +1,7 @@
 // Integer products for processors with AVX-512 VNNI and VL: one instruction multiplies four bytes and adds them up. The same file is
 // compiled against SIMDe by the tests.
 #include <cstring>
+#include <limits>
 
 #include "integer.h"
 #include "intrinsics.h"
@@ -20,10 +21,14 @@ inline __m256i dot(__m256i sum, __m256i inputs, __m256i weights) {
 #include "integer_body.h"
 #include "integer_level.h"
 #include "integer_wide.h"
+#include "integer_wide_planes.h"
+#include "integer_wide_turned.h"
 
 constexpr IntegerLevel wide_level() {
     IntegerLevel level = integer_level("avx512-vnni");
     level.multiply = multiply_wide, level.together = tokens_together;
+    level.planes = planes_wide, level.pixels = wide_pixels, level.fours = true;
+    level.turned = true, level.own = own_wide, level.end_tokens = end_tokens_wide;
     return level;
 }
 

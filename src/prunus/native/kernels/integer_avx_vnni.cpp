@@ -20,10 +20,18 @@ inline __m256i dot(__m256i sum, __m256i inputs, __m256i weights) {
 #include "integer_body.h"
 #include "integer_level.h"
 
+void planes_in_fours(const PlaneTask &t) { planes_of<InFours>(t); }
+
+constexpr IntegerLevel level_in_fours() {
+    IntegerLevel level = integer_level("avx-vnni");
+    level.planes = planes_in_fours, level.fours = true;
+    return level;
+}
+
 }  // namespace
 
 const IntegerLevel &avx_vnni_integers() {
-    static constexpr IntegerLevel level = integer_level("avx-vnni");
+    static constexpr IntegerLevel level = level_in_fours();
     return level;
 }
 

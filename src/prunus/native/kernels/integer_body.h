@@ -207,3 +207,4 @@ void multiply(const IntegerTask &t) {
 }
 
 #include "integer_planes_body.h"
+#include "integer_turned_body.h"

@@ -8,5 +8,11 @@ constexpr IntegerLevel integer_level(const char *name) {
             .choose_second = choose_second,
             .multiply = multiply,
             .together = 4,
-            .planes = planes};
+            .planes = planes,
+            .pixels = pixels_at_once,
+            .fours = false,
+            .turned = false,
+            .turn = turn,
+            .own = own,
+            .end_tokens = end_tokens};
 }

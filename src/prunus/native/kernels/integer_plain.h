@@ -73,3 +73,43 @@ void planes(const PlaneTask &t) {
         if (t.last) end_row(t, row, sums);
     }
 }
+
+void turn(const uint8_t *from, int64_t plane, int64_t channels, int64_t pixels, uint8_t *to, int64_t pitch) {
+    for (int64_t i = 0; i < pixels; ++i)
+        for (int64_t k = 0; k < channels; ++k) to[i * pitch + k] = from[k * plane + i];
+}
+
+void own(const OwnTask &t) {
+    for (int64_t k = 0; k < t.channels; ++k) {
+        const int64_t block = k / own_block, channel = k % own_block;
+        const int64_t place = channel % 16 / 4 * 16 + channel / 16 * 4 + channel % 4;
+        const int8_t *weight = t.weight + (block * t.fours * own_block + place) * 4;
+        const float scale = t.step.step * t.scale[k];
+        for (int64_t i = 0; i < t.lines; ++i)
+            for (int64_t n = 0; n < t.tokens; ++n) {
+                const uint8_t *x = t.x + i * t.line + n * t.pitch + k;
+                int32_t sum = -t.step.zero * t.sum[k];
+                for (int64_t tap = 0; tap < 4 * t.fours; ++tap)
+                    sum += weight[tap / 4 * own_block * 4 + tap % 4] * int(x[t.at[tap]]);
+                float *out = t.out + block * t.out_block + (i * t.tokens + n) * own_block + channel;
+                *out = float(sum) * scale + (t.bias ? t.bias[k] : 0.0f);
+            }
+    }
+}
+
+void end_tokens(const TokenEnd &t) {
+    for (int64_t i = 0; i < t.lines; ++i)
+        for (int64_t n = 0; n < t.tokens; ++n) {
+            const float *from = t.from + (i * t.tokens + n) * t.from_token;
+            const int64_t at = i * t.out_line + n * t.out_token;
+            for (int64_t r = 0; r < t.rows; ++r) {
+                float value = from[r];
+                if (t.other) value += t.other[at + r];
+                value = !t.relu ? value : value < 0.0f ? 0.0f : value > t.cap ? t.cap : value;
+                if (t.out) t.out[at + r] = value;
+                if (!t.bytes) continue;
+                t.bytes[i * t.byte_line + n * t.byte_token + r] = to_byte(value, *t.grid);
+                if (!std::isfinite(value)) *t.wild = true;
+            }
+        }
+}

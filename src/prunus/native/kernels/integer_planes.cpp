@@ -10,7 +10,7 @@ namespace prunus {
 namespace kernels {
 namespace {
 
-constexpr int64_t inputs_at_hand = 22 << 10;   // bytes that 32 pixels read in one block of channels
+constexpr int64_t inputs_at_hand = 22 << 10;   // bytes that pixels read in one block of channels
 constexpr int64_t copies_at_hand = 384 << 10;  // bytes of a strip's copies
 constexpr size_t open_fours = 16;              // that are looked through for room
 
@@ -55,11 +55,22 @@ std::vector<Four> in_fours(std::vector<Weight> &weights) {
     return fours;
 }
 
-// The first half of an octet, or the second.
-void write(const Four &four, int half, Octet &out) {
+// As they come, each four of whatever size.
+std::vector<Four> plain_fours(const std::vector<Weight> &weights) {
+    std::vector<Four> fours((weights.size() + 3) / 4);
+    for (size_t i = 0; i < weights.size(); ++i) fours[i / 4].weight[i % 4] = weights[i];
+    return fours;
+}
+
+// The first half of an octet, or the second; `together`: four weights side by side.
+void write(const Four &four, int half, bool together, Octet &out) {
     for (int i = 0; i < 4; ++i) {
         const int number = 4 * half + i;
         out.at[number] = four.weight[i].at;
+        if (together) {
+            out.weight[number] = four.weight[i].value;
+            continue;
+        }
         int8_t *pair = out.weight + number / 2 * 4 + number % 2;  // each two weights stand twice
         pair[0] = pair[2] = four.weight[i].value;
     }
@@ -67,13 +78,13 @@ void write(const Four &four, int half, Octet &out) {
 
 }  // namespace
 
-Shifts::Shifts(const Conv &c) : height(c.out_height()), width(c.out_width()) {
+Shifts::Shifts(const Conv &c, int64_t pixels) : height(c.out_height()), width(c.out_width()) {
     const int64_t reach = c.dilation_y * (c.kernel_y - 1);
     phases = std::min(c.stride_y, reach + 1), below = reach / c.stride_y;
     copied = c.kernel_y * c.kernel_x > 1 || c.stride_y > 1 || c.stride_x > 1 || c.pad_y > 0 || c.pad_x > 0;
     const int64_t row = c.channels * c.kernel_x * phases * width;  // bytes of a row's copies
     int64_t whole = 1;                                             // rows that are whole registers
-    while (whole < pixels_at_once && whole * width % pixels_at_once) ++whole;
+    while (whole < pixels && whole * width % pixels) ++whole;
     strip = copied ? std::max<int64_t>(whole, (copies_at_hand / row - below) / whole * whole) : height;
     strip = std::min(strip, height), rows = strip + below, plane = c.kernel_x * phases * rows * width;
     if (plane > std::numeric_limits<uint32_t>::max() / 4) throw std::invalid_argument("an image is too large");
@@ -134,9 +145,10 @@ void Shifts::copy(const IntegerLevel &level, const Conv &c, const uint8_t *image
     }
 }
 
-PlaneRows::PlaneRows(const IntegerMatrix &matrix, const Conv &c, int64_t bank) : shifts(c), rows(matrix.rows) {
+PlaneRows::PlaneRows(const IntegerLevel &level, const IntegerMatrix &matrix, const Conv &c, int64_t bank)
+    : shifts(c, level.pixels), rows(matrix.rows) {
     const int64_t taps = c.kernel_y * c.kernel_x, across = c.kernel_x * shifts.phases;
-    const int64_t span = pixels_at_once + shifts.below * shifts.width + 32;  // and parts of lines
+    const int64_t span = level.pixels + shifts.below * shifts.width + 32;  // and parts of lines
     const int64_t read = std::min(shifts.plane, across * span);
     blocks = std::max<int64_t>(1, (c.channels * read + inputs_at_hand - 1) / inputs_at_hand);
     // Offsets in a block have 32 bits.
@@ -155,12 +167,12 @@ PlaneRows::PlaneRows(const IntegerMatrix &matrix, const Conv &c, int64_t bank) :
         weights[size_t(channel / step * rows + row)].push_back({uint32_t(at), value});
     });
     for (std::vector<Weight> &some : weights) {
-        const std::vector<Four> fours = in_fours(some);
+        const std::vector<Four> fours = level.fours ? plain_fours(some) : in_fours(some);
         start.push_back(int64_t(octets.size()));
         quads.push_back(int32_t(fours.size()));
         for (size_t i = 0; i < fours.size(); ++i) {
             if (i % 2 == 0) octets.emplace_back();
-            write(fours[i], int(i % 2), octets.back());
+            write(fours[i], int(i % 2), level.fours, octets.back());
         }
     }
 }

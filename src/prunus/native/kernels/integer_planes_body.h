@@ -43,30 +43,57 @@ struct PixelSums {
     }
 };
 
-// Four weights of an octet: their sums of 16 bits.
-inline void four_weights(const Octet &o, int first, const uint8_t *x, __m256i &low, __m256i &high) {
+// Weights two by two: inputs are multiplied into 16 bits, where four weights fit, and widened.
+struct InPairs {
+    // Four weights of an octet: their sums of 16 bits.
+    static void four(const Octet &o, int first, const uint8_t *x, __m256i &low, __m256i &high) {
 #pragma GCC unroll 2
-    for (int i = first; i < first + 4; i += 2) {
-        int32_t pair;
-        std::memcpy(&pair, o.weight + 2 * i, 4);
-        const __m256i weight = _mm256_set1_epi32(pair), a = load(x + o.at[i]), b = load(x + o.at[i + 1]);
-        const __m256i one = _mm256_maddubs_epi16(_mm256_unpacklo_epi8(a, b), weight);
-        const __m256i two = _mm256_maddubs_epi16(_mm256_unpackhi_epi8(a, b), weight);
-        low = i == first ? one : _mm256_add_epi16(low, one), high = i == first ? two : _mm256_add_epi16(high, two);
+        for (int i = first; i < first + 4; i += 2) {
+            int32_t pair;
+            std::memcpy(&pair, o.weight + 2 * i, 4);
+            const __m256i weight = _mm256_set1_epi32(pair), a = load(x + o.at[i]), b = load(x + o.at[i + 1]);
+            const __m256i one = _mm256_maddubs_epi16(_mm256_unpacklo_epi8(a, b), weight);
+            const __m256i two = _mm256_maddubs_epi16(_mm256_unpackhi_epi8(a, b), weight);
+            low = i == first ? one : _mm256_add_epi16(low, one), high = i == first ? two : _mm256_add_epi16(high, two);
+        }
     }
-}
+    static const Octet *add(const Octet *o, int32_t quads, const uint8_t *x, PixelSums &sums) {
+        __m256i low, high, more_low, more_high;
+        for (; quads >= 2; quads -= 2, ++o) {
+            four(*o, 0, x, low, high), four(*o, 4, x, more_low, more_high);
+            sums.add(low, high, more_low, more_high);
+        }
+        if (quads == 0) return o;
+        four(*o, 0, x, low, high);
+        sums.add(low, high, _mm256_setzero_si256(), _mm256_setzero_si256());
+        return o + 1;
+    }
+};
 
-inline const Octet *add_row(const Octet *o, int32_t quads, const uint8_t *x, PixelSums &sums) {
-    __m256i low, high, more_low, more_high;
-    for (; quads >= 2; quads -= 2, ++o) {
-        four_weights(*o, 0, x, low, high), four_weights(*o, 4, x, more_low, more_high);
-        sums.add(low, high, more_low, more_high);
+// Weights four by four, each with one instruction.
+struct InFours {
+    static void four(const Octet &o, int half, const uint8_t *x, PixelSums &sums) {
+        const uint32_t *at = o.at + 4 * half;
+        int32_t weights;
+        std::memcpy(&weights, o.weight + 4 * half, 4);
+        const __m256i own = _mm256_set1_epi32(weights);
+        const __m256i a = load(x + at[0]), b = load(x + at[1]), c = load(x + at[2]), d = load(x + at[3]);
+        const __m256i low = _mm256_unpacklo_epi8(a, b), high = _mm256_unpackhi_epi8(a, b);
+        const __m256i more_low = _mm256_unpacklo_epi8(c, d), more_high = _mm256_unpackhi_epi8(c, d);
+        sums.at[0] = dot(sums.at[0], _mm256_unpacklo_epi16(low, more_low), own);
+        sums.at[1] = dot(sums.at[1], _mm256_unpackhi_epi16(low, more_low), own);
+        sums.at[2] = dot(sums.at[2], _mm256_unpacklo_epi16(high, more_high), own);
+        sums.at[3] = dot(sums.at[3], _mm256_unpackhi_epi16(high, more_high), own);
     }
-    if (quads == 0) return o;
-    four_weights(*o, 0, x, low, high);
-    sums.add(low, high, _mm256_setzero_si256(), _mm256_setzero_si256());
-    return o + 1;
-}
+    static const Octet *add(const Octet *o, int32_t quads, const uint8_t *x, PixelSums &sums) {
+        PixelSums more = {};
+        for (; quads >= 2; quads -= 2, ++o) four(*o, 0, x, sums), four(*o, 1, x, more);
+        if (quads) four(*o++, 0, x, sums);
+#pragma GCC unroll 4
+        for (int k = 0; k < 4; ++k) sums.at[k] = _mm256_add_epi32(sums.at[k], more.at[k]);
+        return o;
+    }
+};
 
 // The sums of one row become numbers, and these bytes. `all`: of 32 pixels. Numbers are put in the order of the pixels
 // only where they are needed so.
@@ -117,7 +144,7 @@ inline void end_row(const PlaneTask &t, int64_t row, const PixelSums &sums, cons
             _mm256_maskstore_ps(t.out + at + 8 * k, first_lanes(left(k)), v[k]);
 }
 
-template <bool adds, bool all>
+template <class Row, bool adds, bool all>
 inline void all_rows(const PlaneTask t) {  // its own copy, which no byte that is written can change
     constexpr int64_t ahead = 4;
     const Rounding rounding(t.grid ? *t.grid : Grid{});
@@ -135,7 +162,7 @@ inline void all_rows(const PlaneTask t) {  // its own copy, which no byte that i
             const float *soon = t.out + (row + ahead) * t.plane;
             __builtin_prefetch(soon, 1), __builtin_prefetch(soon + 16, 1);
         }
-        octet = add_row(octet, t.quads[row], t.x, sums);
+        octet = Row::add(octet, t.quads[row], t.x, sums);
         if (t.last) {
             end_row<adds, all>(t, row, sums, rounding, wild);
             continue;
@@ -146,7 +173,10 @@ inline void all_rows(const PlaneTask t) {  // its own copy, which no byte that i
     if (t.last && t.bytes && wild.found()) *t.wild = true;
 }
 
-void planes(const PlaneTask &t) {
-    if (t.pixels == pixels_at_once) return t.other ? all_rows<true, true>(t) : all_rows<false, true>(t);
-    return t.other ? all_rows<true, false>(t) : all_rows<false, false>(t);
+template <class Row>
+inline void planes_of(const PlaneTask &t) {
+    if (t.pixels == pixels_at_once) return t.other ? all_rows<Row, true, true>(t) : all_rows<Row, false, true>(t);
+    return t.other ? all_rows<Row, true, false>(t) : all_rows<Row, false, false>(t);
 }
+
+void planes(const PlaneTask &t) { planes_of<InPairs>(t); }

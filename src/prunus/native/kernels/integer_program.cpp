@@ -15,6 +15,8 @@ namespace {
 
 constexpr double plane_cost = 8.0, turn_cost = 2.0;  // vector operations for 64 products, and to turn what they need
 constexpr int64_t spare = 64;                        // bytes behind each piece of memory that may be written or read
+constexpr int64_t inputs_at_hand = 16 << 10;         // bytes that lines of tokens read
+constexpr int64_t numbers_at_hand = 3 << 10;         // sums of these
 
 int64_t round_up(int64_t a, int64_t b) { return (a + b - 1) / b * b; }
 
@@ -58,13 +60,18 @@ struct IntegerProgram::Image {
     const std::vector<int64_t> &sizes;
     int64_t n;
     // A value's floats; null where there are none.
-    float *floats(const Value &v) const {
+    float *planes(const Value &v) const {
         if (v.tensor >= 0) return tensors[size_t(v.tensor)] + n * sizes[size_t(v.tensor)];
-        return v.floats ? reinterpret_cast<float *>(memory + v.at) : nullptr;
+        return v.planes.kept ? reinterpret_cast<float *>(memory + v.planes.at) : nullptr;
     }
+    float *tokens(const Value &v) const {
+        return v.tokens.kept ? reinterpret_cast<float *>(memory + v.tokens.at) : nullptr;
+    }
+    float *floats(const Value &v) const { return v.turned ? tokens(v) : planes(v); }
 };
 
-IntegerProgram::IntegerProgram(const Level &level, const IntegerLevel &integers) : level_(level), integers_(integers) {}
+IntegerProgram::IntegerProgram(const Level &level, const IntegerLevel &integers)
+    : level_(level), integers_(integers), turned_(integers.turned) {}
 
 void IntegerProgram::add(Kind kind, int64_t channels, int64_t height, int64_t width, int in, int other) {
     const int number = int(values_.size());
@@ -73,7 +80,7 @@ void IntegerProgram::add(Kind kind, int64_t channels, int64_t height, int64_t wi
     if (channels < 1 || height < 1 || width < 1) throw std::invalid_argument("a step has no result");
     for (int read : {in, other})
         if (read >= 0) values_[size_t(read)].last = number;
-    values_.push_back({kind, channels, height, width, in, other, {}, number, -1, false, 0, {}, -1});
+    values_.push_back({kind, channels, height, width, in, other, {}, number, -1});
     layers_.emplace_back();
     jobs_.emplace_back();
 }
@@ -85,7 +92,6 @@ void IntegerProgram::input(int64_t channels, int64_t height, int64_t width) {
 
 void IntegerProgram::conv(std::shared_ptr<const IntegerMatrix> matrix, int64_t bank, const Conv &c, const float *bias,
                           bool relu, float cap, const Grid *fixed, int in, int other) {
-    if (c.more_y || c.more_x) throw std::invalid_argument("a convolution of bytes pads both sides alike");
     add(Kind::conv, matrix->rows, c.out_height(), c.out_width(), in, other);
     const int64_t taps = c.kernel_y * c.kernel_x;
     const Value &from = values_[size_t(in)], &to = values_.back();
@@ -94,20 +100,11 @@ void IntegerProgram::conv(std::shared_ptr<const IntegerMatrix> matrix, int64_t b
         throw std::invalid_argument("a matrix does not fit its convolution");
     require_same(other, to);
     work_ += matrix->count * 64 * to.pixels();
-    const auto same = [&](const Bytes &b) {
-        const bool grid =
-            fixed ? !b.measured && b.grid.step.step == fixed->step.step && b.grid.step.zero == fixed->step.zero
-                  : b.measured;
-        return b.value == in && grid;
-    };
-    size_t found = 0;
-    while (found < bytes_.size() && !same(bytes_[found])) ++found;
-    if (found == bytes_.size()) {
-        values_[size_t(in)].bytes.push_back(int(found));
-        bytes_.push_back({in, !fixed, fixed ? *fixed : Grid{}, 0});
-    }
-    layers_.back() = {std::move(matrix), c, bank, bias, relu, cap, int(found), nullptr, {}, 0, 0};
-    arrange(layers_.back());
+    Layer layer = {std::move(matrix),       c,           bank, bias,    relu,    cap, fixed != nullptr,
+                   fixed ? *fixed : Grid{}, Way::planes, -1,   nullptr, nullptr, {},  {}};
+    const auto own = std::make_shared<const OwnWeights>(*layer.matrix, c, bank);
+    if (own->channels > 0) layer.way = Way::own, layer.own = own, turned_ = true;
+    layers_.back() = std::move(layer);
 }
 
 void IntegerProgram::require_same(int other, const Value &to) const {
@@ -127,27 +124,26 @@ void IntegerProgram::float_conv(const Packed &p, const Conv &c, const Finish &f,
     work_ += 4 * jobs_.back()->work();  // floats take so much longer
 }
 
-// Pixels in the lanes, or rows of the matrix: whichever needs fewer operations. Rows only where banks are whole.
-void IntegerProgram::arrange(Layer &layer) {
+// Pixels in the lanes, or rows of the matrix: whichever needs fewer operations, but rows wherever a run has layers that
+// need it turned. Rows only where banks are whole.
+void IntegerProgram::choose_way(Layer &layer) {
     const Conv &c = layer.c;
     const IntegerMatrix &m = *layer.matrix;
-    const int64_t taps = c.kernel_y * c.kernel_x, ratio = layer.bank / table, pixels = c.out_height() * c.out_width();
+    const int64_t pixels = c.out_height() * c.out_width(), uneven = c.more_y + c.more_x;
     double by_rows = 0.0;
     for (const IntegerGroup &g : m.groups) by_rows += 24.0 * g.full + 8.0 * g.quads + 10.0 * g.pairs + 14.0 * g.crossed;
-    const double all = double(m.count) * plane_cost, lanes_used = double(round_up(pixels, pixels_at_once));
-    layer.pitch = round_up(c.channels, layer.bank), layer.line = (c.width + 2 * c.pad_x) * layer.pitch;
-    const bool large = (c.height + 2 * c.pad_y) * layer.line > std::numeric_limits<int32_t>::max();  // for its places
-    if (large || c.channels < layer.bank ||
-        all * lanes_used <= (by_rows + double(m.count) * turn_cost) * double(pixels)) {
-        layer.rows = std::make_shared<const PlaneRows>(m, c, layer.bank);
-        spare_ = std::max(spare_, Shifts::around(c));
+    const double all = double(m.count) * plane_cost, lanes_used = double(round_up(pixels, integers_.pixels));
+    Turned form;
+    form.make_room(c, layer.bank);
+    const bool large = form.size() > std::numeric_limits<int32_t>::max();  // for its places
+    const bool fewer = all * lanes_used > (by_rows + double(m.count) * turn_cost) * double(pixels);
+    if (c.channels >= layer.bank && !large && (turned_ || fewer || uneven)) {
+        layer.way = Way::tokens;
         return;
     }
-    for (const int32_t number : m.bank) {
-        const int64_t tap = number / ratio % taps, block = number / ratio / taps * layer.bank + number % ratio * table;
-        const int64_t y = tap / c.kernel_x * c.dilation_y, x = tap % c.kernel_x * c.dilation_x;
-        layer.place.push_back(int32_t(y * layer.line + x * layer.pitch + block));
-    }
+    if (uneven) throw std::invalid_argument("a convolution of planes of bytes pads both sides alike");
+    layer.rows = std::make_shared<const PlaneRows>(integers_, m, c, layer.bank);
+    spare_ = std::max(spare_, Shifts::around(c));
 }
 
 void IntegerProgram::thin(int64_t step_y, int64_t step_x, int64_t before, int64_t after, int in) {
@@ -186,42 +182,126 @@ void IntegerProgram::shape(int value, int64_t (&out)[3]) const {
     out[0] = v.channels, out[1] = v.height, out[2] = v.width;
 }
 
-void IntegerProgram::lay_out() {
-    for (Value &v : values_) {
-        const bool one = v.kind == Kind::conv && v.bytes.size() == 1 && !bytes_[size_t(v.bytes[0])].measured;
-        v.direct = one ? v.bytes[0] : -1;
-        v.floats = v.kind != Kind::conv || (v.direct < 0 && !v.bytes.empty());
+// In which bytes a convolution reads its input.
+void IntegerProgram::find_bytes(int value) {
+    Layer &layer = layers_[size_t(value)];
+    const int in = values_[size_t(value)].in;
+    const bool turned = layer.way != Way::planes;
+    const auto same = [&](const Bytes &b) {
+        const Step &one = b.grid.step, &two = layer.grid.step;
+        const bool grid = layer.fixed ? !b.measured && one.step == two.step && one.zero == two.zero : b.measured;
+        return b.value == in && grid && b.turned == turned;
+    };
+    const size_t found = size_t(std::find_if(bytes_.begin(), bytes_.end(), same) - bytes_.begin());
+    if (found == bytes_.size()) {
+        values_[size_t(in)].bytes.push_back(int(found));
+        bytes_.push_back({in, !layer.fixed, layer.grid, turned, {}, 0});
     }
-    for (const Value &v : values_) {
-        if (v.other >= 0) values_[size_t(v.other)].floats = true;
-        if (reads_floats(v)) values_[size_t(v.in)].floats = true;
+    layer.bytes = int(found);
+    if (turned) bytes_[found].form.make_room(layer.c, layer.way == Way::own ? table : layer.bank);
+}
+
+// Which values are kept in floats, and how these lie.
+void IntegerProgram::find_floats() {
+    const auto need = [&](int number, bool turned) {
+        Value &v = values_[size_t(number)];
+        (turned ? v.tokens : v.planes).kept = true;
+        (v.turned ? v.tokens : v.planes).kept = true;  // the other is made from it
+    };
+    for (size_t i = 0; i < values_.size(); ++i) {
+        Value &v = values_[i];
+        const bool one = v.kind == Kind::conv && v.bytes.size() == 1;
+        const Bytes *only = one ? &bytes_[size_t(v.bytes[0])] : nullptr;
+        v.direct = only && !only->measured && only->turned == v.turned ? v.bytes[0] : -1;
+        if (v.kind != Kind::conv || v.tensor >= 0) need(int(i), v.turned);
+        for (int which : v.bytes)
+            if (which != v.direct) need(int(i), v.turned && bytes_[size_t(which)].turned);
+        if (v.kind == Kind::float_conv) need(v.in, false);
+        if (v.kind == Kind::thin || v.kind == Kind::max_pool) need(v.in, v.turned);
+        if (v.other >= 0) need(v.other, v.kind == Kind::conv && v.turned);
+    }
+}
+
+void IntegerProgram::lay_out() {
+    for (size_t i = 0; i < values_.size(); ++i) {
+        Value &v = values_[i];
+        if (v.kind == Kind::thin || v.kind == Kind::max_pool) v.turned = values_[size_t(v.in)].turned;
+        if (v.kind != Kind::conv) continue;
+        if (layers_[i].way != Way::own) choose_way(layers_[i]);
+        v.turned = layers_[i].way != Way::planes;
+        find_bytes(int(i));
+    }
+    find_floats();
+    for (Layer &layer : layers_) {
+        if (!layer.matrix || layer.way == Way::planes) continue;
+        const Turned &form = bytes_[size_t(layer.bytes)].form;
+        if (layer.way == Way::own) {
+            layer.taps = layer.own->places(layer.c, form);
+            continue;
+        }
+        const int64_t ratio = layer.bank / table;
+        for (const int32_t number : layer.matrix->bank) {
+            const ColumnOf from(layer.c, layer.bank, number / ratio * layer.bank);
+            layer.place.push_back(int32_t(form.tap(layer.c, from.tap) + from.channel + number % ratio * table));
+        }
     }
     Pieces pieces(spare_);
     std::vector<std::pair<int64_t *, int64_t>> taken;
+    const auto take = [&](int64_t &at, int64_t bytes, size_t from) {
+        taken.push_back({&at, pieces.take(bytes, int(from), values_[from].last)});
+    };
     for (size_t i = 0; i < values_.size(); ++i) {
         Value &v = values_[i];
-        if (v.floats && v.tensor < 0)
-            taken.push_back({&v.at, pieces.take(v.count() * int64_t(sizeof(float)), int(i), v.last)});
-        for (int number : v.bytes)
-            taken.push_back({&bytes_[size_t(number)].at, pieces.take(v.count(), int(i), v.last)});
+        const int64_t size = v.count() * int64_t(sizeof(float));
+        if (v.planes.kept && v.tensor < 0) take(v.planes.at, size, i);
+        if (v.tokens.kept) take(v.tokens.at, size, i);
+        for (int number : v.bytes) {
+            Bytes &b = bytes_[size_t(number)];
+            take(b.at, b.turned ? b.form.size() : v.count(), i);
+        }
     }
     for (auto &[at, number] : taken) *at = pieces.start(number);
     memory_ = pieces.size();
+}
+
+// The floats of a value as its step did not leave them.
+void IntegerProgram::turn_floats(Image &image, int value) const {
+    const Value &v = values_[size_t(value)];
+    if (v.turned && (v.planes.kept || v.tensor >= 0))
+        level_.from_tile(image.tokens(v), v.channels, v.pixels(), v.channels, image.planes(v), v.pixels());
+    if (!v.turned && v.tokens.kept)
+        level_.from_tile(image.planes(v), v.pixels(), v.channels, v.pixels(), image.tokens(v), v.channels);
 }
 
 // One way in which a value is read, made from its floats.
 void IntegerProgram::make_bytes(Image &image, int value, int which) const {
     const Value &v = values_[size_t(value)];
     const Bytes &b = bytes_[size_t(which)];
-    const float *from = image.floats(v);
+    const bool turned = v.turned && b.turned;
+    const float *from = turned ? image.tokens(v) : image.planes(v);
     Grid grid = b.grid;
     if (b.measured) {
         Range range;
         integers_.measure(from, v.count(), range);
         grid = range.grid();
     }
-    const bool finite = integers_.to_bytes(from, v.count(), grid, image.memory + b.at);
+    uint8_t *to = image.memory + b.at;
+    bool finite = true;
+    if (turned) {
+        const bool whole = b.form.pitch == v.channels;  // a line of pixels without gaps
+        const int64_t times = whole ? 1 : v.width, count = whole ? v.width * v.channels : v.channels;
+        for (int64_t y = 0; y < v.height; ++y)
+            for (int64_t x = 0; x < times; ++x, from += count)
+                finite &= integers_.to_bytes(from, count, grid, to + b.form.at(y, x));
+    } else if (b.turned) {
+        uint8_t *planes = static_cast<uint8_t *>(scratch(Scratch::quantised, v.count() + spare));
+        finite = integers_.to_bytes(from, v.count(), grid, planes);
+        b.form.turn(integers_, planes, to);
+    } else {
+        finite = integers_.to_bytes(from, v.count(), grid, to);
+    }
     image.steps[which] = finite ? grid.step : Step{std::numeric_limits<float>::quiet_NaN(), 0};
+    if (b.turned) b.form.clear_around(uint8_t(image.steps[which].zero), to);
 }
 
 // Both ways return whether a byte was made from something that is not finite.
@@ -231,11 +311,10 @@ bool IntegerProgram::by_planes(Image &image, int value, int threads) const {
     const PlaneRows &m = *layer.rows;
     const Step step = image.steps[layer.bytes];
     const uint8_t *x = image.memory + bytes_[size_t(layer.bytes)].at;
-    const int64_t channels = layer.c.channels;
+    const int64_t channels = layer.c.channels, at_once = integers_.pixels;
     const Shifts &shifts = m.shifts;
     uint8_t *copies = nullptr;
-    if (shifts.copied)
-        copies = static_cast<uint8_t *>(scratch(Scratch::quantised, channels * shifts.plane + pixels_at_once));
+    if (shifts.copied) copies = static_cast<uint8_t *>(scratch(Scratch::quantised, channels * shifts.plane + at_once));
     std::atomic<bool> wild{false};
     for (int64_t top = 0; top < v.height; top += shifts.strip) {
         const int64_t cut = threads > 1 ? std::min<int64_t>(channels, 2 * threads) : 1;
@@ -244,14 +323,14 @@ bool IntegerProgram::by_planes(Image &image, int value, int threads) const {
                         uint8_t(step.zero), copies);
         });
         const int64_t here = std::min(shifts.strip, v.height - top) * v.width, before = top * v.width;
-        const int64_t tiles = (here + pixels_at_once - 1) / pixels_at_once;
+        const int64_t tiles = (here + at_once - 1) / at_once;
         const int64_t parts = threads > 1 ? std::min(m.rows, (4 * threads + tiles - 1) / tiles) : 1;
         parallel(threads, tiles * parts, [&](int64_t task) {
-            const int64_t first = task / parts * pixels_at_once, part = task % parts, row = m.rows * part / parts;
+            const int64_t first = task / parts * at_once, part = task % parts, row = m.rows * part / parts;
             PlaneTask t = plane_task(image, value, row, before + first);
             bool strange = false;
-            t.rows = m.rows * (part + 1) / parts - row, t.pixels = int(std::min(pixels_at_once, here - first));
-            t.sums = static_cast<int32_t *>(scratch(Scratch::sums, t.rows * pixels_at_once * int64_t(sizeof(int32_t))));
+            t.rows = m.rows * (part + 1) / parts - row, t.pixels = int(std::min(at_once, here - first));
+            t.sums = static_cast<int32_t *>(scratch(Scratch::sums, t.rows * at_once * int64_t(sizeof(int32_t))));
             t.wild = &strange;
             for (int64_t block = 0; block < m.blocks; ++block) {
                 const size_t begin = size_t(block * m.rows + row);
@@ -276,11 +355,29 @@ PlaneTask IntegerProgram::plane_task(const Image &image, int value, int64_t row,
     t.plane = v.pixels();
     t.sum = layer.rows->sum.data() + row, t.scale = layer.matrix->scale.data() + row;
     t.bias = layer.bias ? layer.bias + row : nullptr;
-    t.out = image.floats(v) ? image.floats(v) + at : nullptr;
-    t.other = v.other >= 0 ? image.floats(values_[size_t(v.other)]) + at : nullptr;
+    t.out = image.planes(v) ? image.planes(v) + at : nullptr;
+    t.other = v.other >= 0 ? image.planes(values_[size_t(v.other)]) + at : nullptr;
     t.bytes = v.direct >= 0 ? image.memory + bytes_[size_t(v.direct)].at + at : nullptr;
     t.grid = v.direct >= 0 ? &bytes_[size_t(v.direct)].grid : nullptr;
     return t;
+}
+
+// What becomes of the numbers of some lines, from the line `first` on, and the channels from `row` on.
+void IntegerProgram::end_tokens(const Image &image, int value, int64_t row, int64_t first, int64_t lines,
+                                TokenEnd t) const {
+    const Value &v = values_[size_t(value)];
+    const int64_t at = first * v.width * v.channels + row;
+    t.relu = layer(value).relu, t.cap = layer(value).cap;
+    t.lines = lines, t.tokens = v.width;
+    t.out = image.tokens(v) ? image.tokens(v) + at : nullptr;
+    t.other = v.other >= 0 ? image.tokens(values_[size_t(v.other)]) + at : nullptr;
+    t.out_token = v.channels, t.out_line = v.width * v.channels;
+    if (v.direct >= 0) {
+        const Bytes &b = bytes_[size_t(v.direct)];
+        t.bytes = image.memory + b.at + b.form.at(first, 0) + row, t.grid = &b.grid;
+        t.byte_token = b.form.pitch, t.byte_line = b.form.line();
+    }
+    integers_.end_tokens(t);
 }
 
 bool IntegerProgram::by_tokens(Image &image, int value, int threads) const {
@@ -288,43 +385,97 @@ bool IntegerProgram::by_tokens(Image &image, int value, int threads) const {
     const Layer &layer = layers_[size_t(value)];
     const Conv &c = layer.c;
     const Step &step = image.steps[layer.bytes];
-    const int64_t size = (c.height + 2 * c.pad_y) * layer.line, pixels = v.pixels(), plane = c.height * c.width;
-    uint8_t *x = static_cast<uint8_t *>(scratch(Scratch::quantised, size + 64));
-    std::memset(x, step.zero, size_t(size));
-    const uint8_t *from = image.memory + bytes_[size_t(layer.bytes)].at;
-    for (int64_t p = 0; p < plane; ++p) {
-        uint8_t *to = x + (p / c.width + c.pad_y) * layer.line + (p % c.width + c.pad_x) * layer.pitch;
-        for (int64_t k = 0; k < c.channels; ++k) to[k] = from[k * plane + p];
+    const Turned &form = bytes_[size_t(layer.bytes)].form;
+    const uint8_t *x = image.memory + bytes_[size_t(layer.bytes)].at + form.first(c);
+    const bool own = layer.way == Way::own;
+    const int64_t wide = own ? own_block : lanes, groups = (v.channels + wide - 1) / wide;
+    const int64_t across = c.stride_x * form.pitch, down = c.stride_y * form.line();
+    // Lines whose inputs and numbers stay in the first-level cache.
+    const int64_t inputs = std::max<int64_t>(1, inputs_at_hand / std::max<int64_t>(1, v.width * across));
+    const int64_t numbers = std::max<int64_t>(1, numbers_at_hand / (v.width * wide));
+    const int64_t lines = std::min({v.height, inputs, numbers}), blocks = (v.height + lines - 1) / lines;
+    const int64_t parts = threads > 1 ? std::min(groups, (4 * threads + blocks - 1) / blocks) : 1;
+    const bool joined = across == form.pitch && down == v.width * form.pitch;  // one line holds them all
+    if (v.direct >= 0) {
+        const Bytes &b = bytes_[size_t(v.direct)];
+        b.form.clear_around(uint8_t(b.grid.step.zero), image.memory + b.at);
     }
-    float *turned = static_cast<float *>(scratch(Scratch::sums, 2 * v.count() * int64_t(sizeof(float))));
-    parallel(threads, int64_t(layer.matrix->groups.size()), [&](int64_t g) {
-        IntegerTask t = {};
-        t.lines = v.height, t.tokens = int(v.width);
-        t.x = x, t.line = c.stride_y * layer.line, t.pitch = c.stride_x * layer.pitch;
-        t.step = &step, t.one_step = true;
-        t.out = turned + g * lanes, t.out_token = v.channels, t.out_line = v.width * v.channels;
-        layer.matrix->take(g, layer.place.data(), layer.bias, t);
-        integers_.multiply(t);
+    std::vector<float> bias;  // in whole blocks
+    if (own && layer.bias) {
+        bias.assign(size_t(groups * own_block), 0.0f);
+        std::copy_n(layer.bias, v.channels, bias.begin());
+    }
+    std::atomic<bool> wild{false};
+    parallel(threads, blocks * parts, [&](int64_t task) {
+        const int64_t first = task / parts * lines, part = task % parts, here = std::min(lines, v.height - first);
+        float *sums = static_cast<float *>(scratch(Scratch::sums, here * v.width * wide * int64_t(sizeof(float))));
+        bool strange = false;
+        for (int64_t g = groups * part / parts; g < groups * (part + 1) / parts; ++g) {
+            const int64_t row = g * wide;
+            if (own) {
+                OwnTask t = {};
+                t.x = x + first * down + row, t.line = down, t.pitch = across;
+                t.at = layer.taps.data(), t.fours = layer.own->fours;
+                t.weight = layer.own->weight.data() + g * t.fours * 4 * own_block;
+                t.channels = std::min(wide, v.channels - row);
+                t.step = step, t.sum = layer.own->sum.data() + row, t.scale = layer.own->scale.data() + row;
+                t.bias = bias.empty() ? nullptr : bias.data() + row;
+                t.lines = here, t.tokens = v.width, t.out = sums;
+                integers_.own(t);
+            } else {
+                IntegerTask t = {};
+                t.lines = joined ? 1 : here, t.tokens = int(joined ? here * v.width : v.width);
+                t.x = x + first * down, t.line = down, t.pitch = across;
+                t.step = &step, t.one_step = true;
+                t.out = sums, t.out_token = lanes, t.out_line = v.width * lanes;
+                layer.matrix->take(g, layer.place.data(), layer.bias, t);
+                integers_.multiply(t);
+            }
+            TokenEnd end = {};
+            end.from = sums, end.from_token = wide, end.rows = std::min(wide, v.channels - row), end.wild = &strange;
+            end_tokens(image, value, row, first, here, end);
+        }
+        if (strange) wild.store(true, std::memory_order_relaxed);
     });
-    float *out = image.floats(v) ? image.floats(v) : turned + v.count();
-    level_.from_tile(turned, v.channels, pixels, v.channels, out, pixels);
-    const float *other = v.other >= 0 ? image.floats(values_[size_t(v.other)]) : nullptr;
-    for (int64_t i = 0; other && i < v.count(); ++i) out[i] += other[i];
-    for (int64_t i = 0; layer.relu && i < v.count(); ++i)
-        out[i] = out[i] < 0.0f ? 0.0f : out[i] > layer.cap ? layer.cap : out[i];
-    if (v.direct < 0) return false;
-    const Bytes &b = bytes_[size_t(v.direct)];
-    return !integers_.to_bytes(out, v.count(), b.grid, image.memory + b.at);
+    return wild.load();
 }
 
 void IntegerProgram::convolve(Image &image, int value, int threads) const {
     const Value &v = values_[size_t(value)];
     const Layer &layer = layers_[size_t(value)];
     threads = useful_threads(threads, layer.matrix->count * 64 * v.pixels(), integer_work);
-    const bool wild = layer.rows ? by_planes(image, value, threads) : by_tokens(image, value, threads);
+    const bool wild = layer.way == Way::planes ? by_planes(image, value, threads) : by_tokens(image, value, threads);
     if (v.direct < 0) return;
     image.steps[v.direct] =
         wild ? Step{std::numeric_limits<float>::quiet_NaN(), 0} : bytes_[size_t(v.direct)].grid.step;
+}
+
+// A step whose numbers are floats alone, in planes or turned.
+void IntegerProgram::step_of_floats(Image &image, int value) const {
+    const Value &v = values_[size_t(value)], &from = values_[size_t(v.in)];
+    const int64_t *m = v.numbers;
+    if (!v.turned) {
+        (v.kind == Kind::thin ? thin_image : max_pool_image)({image.planes(from), {}, from.height, from.width},
+                                                             from.channels, m,
+                                                             {image.planes(v), {}, v.height, v.width});
+        return;
+    }
+    const float *in = image.tokens(from);
+    float *out = image.tokens(v);
+    const int64_t k = from.channels;
+    for (int64_t y = 0; y < v.height; ++y)
+        for (int64_t x = 0; x < v.width; ++x, out += v.channels) {
+            if (v.kind == Kind::thin) {
+                std::fill(out, out + m[2], 0.0f);
+                std::copy_n(in + (y * m[0] * from.width + x * m[1]) * k, k, out + m[2]);
+                std::fill(out + m[2] + k, out + v.channels, 0.0f);
+                continue;
+            }
+            for (int64_t tap = 0; tap < m[0] * m[1]; ++tap) {
+                const float *one = in + ((y * m[2] + tap / m[1]) * from.width + x * m[3] + tap % m[1]) * k;
+                for (int64_t i = 0; i < k; ++i) out[i] = tap == 0 ? one[i] : larger(out[i], one[i]);
+            }
+        }
 }
 
 void IntegerProgram::image(int64_t n, const std::vector<float *> &tensors, int threads) const {
@@ -335,15 +486,11 @@ void IntegerProgram::image(int64_t n, const std::vector<float *> &tensors, int t
         const Value &v = values_[i];
         if (v.kind == Kind::conv) convolve(image, int(i), threads);
         if (v.kind == Kind::float_conv) {
-            const float *other = v.other >= 0 ? image.floats(values_[size_t(v.other)]) : nullptr;
-            jobs_[i]->image(image.floats(values_[size_t(v.in)]), other, image.floats(v), threads);
+            const float *other = v.other >= 0 ? image.planes(values_[size_t(v.other)]) : nullptr;
+            jobs_[i]->image(image.planes(values_[size_t(v.in)]), other, image.planes(v), threads);
         }
-        if (v.kind == Kind::thin || v.kind == Kind::max_pool) {
-            const Value &from = values_[size_t(v.in)];
-            (v.kind == Kind::thin ? thin_image : max_pool_image)({image.floats(from), {}, from.height, from.width},
-                                                                 from.channels, v.numbers,
-                                                                 {image.floats(v), {}, v.height, v.width});
-        }
+        if (v.kind == Kind::thin || v.kind == Kind::max_pool) step_of_floats(image, int(i));
+        turn_floats(image, int(i));
         for (int which : v.bytes)
             if (which != v.direct) make_bytes(image, int(i), which);
     }

@@ -1,10 +1,10 @@
-// Convolutions with integer products, and runs of them: every value is planes, of floats, of bytes, or both.
+// Convolutions with integer products, and runs of them. A value is planes or lies turned, the channels of each pixel side
+// by side; of floats, of bytes, or both.
 //
 // A convolution reads bytes and writes floats, or bytes where one other reads them over a range that is known
 // beforehand; otherwise the floats' range over the image is measured first. What is added to a later sum, or leaves the
-// run, is kept in floats, so a run gives the same bits as its layers called one by one. Where an image has too few pixels
-// for whole registers, its bytes are turned so that a pixel's channels stand side by side, and pixels are to the kernel of
-// linear layers what tokens are.
+// run, is kept in floats, so a run gives the same bits as its layers called one by one. Pixels are in the lanes
+// (integer_planes.h), or are to the kernel of linear layers what tokens are (integer_turned.h).
 #pragma once
 
 #include <memory>
@@ -12,6 +12,7 @@
 
 #include "conv.h"
 #include "integer_planes.h"
+#include "integer_turned.h"
 #include "run.h"
 
 namespace prunus {
@@ -44,24 +45,32 @@ class IntegerProgram {
 
   private:
     enum class Kind { input, conv, float_conv, thin, max_pool };
-    // A value as planes of bytes.
+    enum class Way { planes, tokens, own };
+    // A value as bytes.
     struct Bytes {
         int value;
         bool measured;  // over each image
         Grid grid;
-        int64_t at;  // in memory
+        bool turned;
+        Turned form;  // then
+        int64_t at;   // in memory
+    };
+    // A value as floats, between steps.
+    struct Floats {
+        bool kept = false;
+        int64_t at = 0;  // in memory
     };
     struct Value {
         Kind kind;
         int64_t channels, height, width;
         int in, other;
         int64_t numbers[4];
-        int last;     // step that reads it last
-        int tensor;   // where it leaves or enters the run; -1
-        bool floats;  // kept so between steps, at:
-        int64_t at;
-        std::vector<int> bytes;  // ways in which it is read
-        int direct;              // the one its own step writes, or -1
+        int last;             // step that reads it last
+        int tensor;           // where it leaves or enters the run; -1
+        bool turned = false;  // as its own step makes it
+        Floats planes = {}, tokens = {};
+        std::vector<int> bytes = {};  // ways in which it is read
+        int direct = -1;              // the one its own step writes, or -1
         int64_t pixels() const { return height * width; }
         int64_t count() const { return channels * pixels(); }
     };
@@ -72,15 +81,20 @@ class IntegerProgram {
         const float *bias;
         bool relu;
         float cap;
+        bool fixed;
+        Grid grid;  // then
+        Way way;
         int bytes;                              // what it reads
-        std::shared_ptr<const PlaneRows> rows;  // null: pixels as tokens, whose banks lie at:
-        std::vector<int32_t> place;
-        int64_t pitch, line;  // bytes from pixel to pixel and from row to row, then
+        std::shared_ptr<const PlaneRows> rows;  // of planes
+        std::shared_ptr<const OwnWeights> own;  // of rows that each read their own channel
+        std::vector<int32_t> place;             // of tokens: where banks lie
+        std::vector<int64_t> taps;              // of own channels
     };
     struct Image;  // what is known of the image at hand
 
     const Level &level_;
     const IntegerLevel &integers_;
+    bool turned_;  // wherever that is possible
     std::vector<Value> values_;
     std::vector<Layer> layers_;                   // of each value; empty for what is no convolution
     std::vector<std::unique_ptr<ConvJob>> jobs_;  // of each value; null for what is no convolution of floats
@@ -89,16 +103,21 @@ class IntegerProgram {
     int64_t memory_ = 0, work_ = 0;
     int64_t spare_ = 64;  // bytes before and behind each piece of memory that may be read, or written behind
 
-    bool reads_floats(const Value &v) const { return v.kind != Kind::input && v.kind != Kind::conv; }
+    const Layer &layer(int value) const { return layers_[size_t(value)]; }
     void add(Kind, int64_t channels, int64_t height, int64_t width, int in, int other);
     void require_same(int other, const Value &to) const;
+    void choose_way(Layer &);
+    void find_bytes(int value);
+    void find_floats();
     void lay_out();
-    void arrange(Layer &);
     void image(int64_t n, const std::vector<float *> &tensors, int threads) const;
     void convolve(Image &, int value, int threads) const;
     bool by_planes(Image &, int value, int threads) const;
     PlaneTask plane_task(const Image &, int value, int64_t row, int64_t first) const;
     bool by_tokens(Image &, int value, int threads) const;
+    void end_tokens(const Image &, int value, int64_t row, int64_t first, int64_t lines, TokenEnd) const;
+    void step_of_floats(Image &, int value) const;
+    void turn_floats(Image &, int value) const;
     void make_bytes(Image &, int value, int which) const;
 };
 

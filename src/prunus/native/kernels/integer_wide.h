@@ -3,6 +3,10 @@
 
 constexpr int tokens_together = 8;
 
+inline __mmask16 first_of(int64_t count) {
+    return __mmask16(count >= 16 ? 0xFFFF : count <= 0 ? 0 : (1u << count) - 1);
+}
+
 inline __m512i load_wide(const uint8_t *at) { return _mm512_loadu_si512(at); }
 inline __m512i load_wide_table(const uint8_t *at) {
     return _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i *>(at)));
@@ -104,7 +108,38 @@ __attribute__((noinline)) void add_up_wide(const IntegerTask &t, const uint8_t *
     out = sums;
 }
 
-template <int S, bool one_step>
+// The rows in the order of the sums, as they are or back: applied twice it is undone.
+inline __m512 turn_rows(__m512 v) { return _mm512_shuffle_f32x4(v, v, 0xD8); }
+inline __m512 both(const Rows &rows) {
+    return _mm512_castsi512_ps(both(_mm256_castps_si256(rows.at[0]), _mm256_castps_si256(rows.at[1])));
+}
+
+// What tokens with one step share.
+struct WideShared {
+    const __m512 scale, bias;
+    const __m512i start;
+    explicit WideShared(const Shared &s)
+        : scale(both(s.scale)), bias(both(s.bias)), start(both(s.start[0], s.start[1])) {}
+};
+
+template <int S>
+inline void tokens_wide(const IntegerTask &t, int64_t line, int token, const WideShared &shared) {
+    WideSums<S> found;
+    add_up_wide<S>(t, t.x + line * t.line + token * t.pitch, shared.start, found);
+    float *out = t.out + line * t.out_line + token * t.out_token;
+#pragma GCC unroll 8
+    for (int n = 0; n < S; ++n, out += t.out_token) {
+        __m512 v = _mm512_add_ps(_mm512_mul_ps(_mm512_cvtepi32_ps(found.at[n]), shared.scale), shared.bias);
+        if (t.relu) v = _mm512_max_ps(_mm512_setzero_ps(), v);  // in this order it keeps NaN
+        v = turn_rows(v);
+        if (t.rows == lanes)
+            _mm512_storeu_ps(out, v);
+        else
+            _mm512_mask_storeu_ps(out, first_of(t.rows), v);
+    }
+}
+
+template <int S>
 inline void tokens_wide(const IntegerTask &t, int64_t line, int token, const Shared &shared) {
     WideSums<S> found;
     add_up_wide<S>(t, t.x + line * t.line + token * t.pitch, both(shared.start[0], shared.start[1]), found);
@@ -114,23 +149,22 @@ inline void tokens_wide(const IntegerTask &t, int64_t line, int token, const Sha
         sums.at[n][0] = _mm512_castsi512_si256(found.at[n]);
         sums.at[n][1] = _mm512_extracti64x4_epi64(found.at[n], 1);
     }
-    end<S, one_step>(t, one_step ? t.step : t.step + token, t.out + line * t.out_line + token * t.out_token, shared,
-                     sums);
+    end<S, false>(t, t.step + token, t.out + line * t.out_line + token * t.out_token, shared, sums);
 }
 
-template <bool one_step>
-inline void all_lines_wide(const IntegerTask &t) {
-    const Shared shared(t, one_step);
+template <class S>
+inline void all_lines_wide(const IntegerTask &t, const S &shared) {
     for (int64_t i = 0; i < t.lines; ++i) {
         int n = 0;
-        for (; n + tokens_together <= t.tokens; n += tokens_together) tokens_wide<8, one_step>(t, i, n, shared);
-        if (t.tokens - n >= 4) tokens_wide<4, one_step>(t, i, n, shared), n += 4;
-        if (t.tokens - n >= 2) tokens_wide<2, one_step>(t, i, n, shared), n += 2;
-        if (t.tokens - n == 1) tokens_wide<1, one_step>(t, i, n, shared);
+        for (; n + tokens_together <= t.tokens; n += tokens_together) tokens_wide<8>(t, i, n, shared);
+        if (t.tokens - n >= 4) tokens_wide<4>(t, i, n, shared), n += 4;
+        if (t.tokens - n >= 2) tokens_wide<2>(t, i, n, shared), n += 2;
+        if (t.tokens - n == 1) tokens_wide<1>(t, i, n, shared);
     }
 }
 
 void multiply_wide(const IntegerTask &t) {
     if (t.twin) return both_groups(t);
-    return t.one_step ? all_lines_wide<true>(t) : all_lines_wide<false>(t);
+    const Shared shared(t, t.one_step);
+    return t.one_step ? all_lines_wide(t, WideShared(shared)) : all_lines_wide(t, shared);
 }
