@@ -140,7 +140,8 @@ def compress(
     # Dense layers are needed again where the error of fewer bits is measured.
     rounded = example is not None and dtype not in (None, torch.float32)
     spent = Spent(work, model) if release else None
-    options = _Options(select, dtype, activations, permutations, spans, None if rounded else spent)
+    passes = fuse and activations is not None and example is not None
+    options = _Options(select, dtype, activations, permutations, spans, None if rounded else spent, passes)
     tried = _try_layers(work, found, shapes, foreign, options)
     norms = {one.name: one.norm for one in tried if one.norm}
     if rounded:
@@ -199,7 +200,10 @@ def _with_errors(work: nn.Module, tried: list[_Tried], norms: Mapping[str, str],
 
 @dataclass(frozen=True)
 class _Options:
-    """What `compress` was asked for, for each layer; `spent` frees what is packed."""
+    """What `compress` was asked for, for each layer; `spent` frees what is packed.
+
+    `bytes_pass`: convolutions hand bytes to each other, which saves more than a layer alone shows.
+    """
 
     select: str | Mapping[str, bool]
     dtype: torch.dtype | None
@@ -207,6 +211,7 @@ class _Options:
     permutations: Mapping[str, Tensor] | None
     spans: Mapping[str, Tensor]
     spent: Spent | None
+    bytes_pass: bool
 
 
 def _try_layers(
@@ -259,7 +264,7 @@ def _try_layers(
             other = _time(layer, norm, plain, shapes.get(name), sparsity, held - _bytes(layer), found)
             timing, other = beside(timing, other)
         sure = decision in ("always", "all") or timing.gains
-        likely = sure or timing.may_gain
+        likely = sure or timing.may_gain or (options.bytes_pass and isinstance(layer, nn.Conv2d) and timing.gain > 0.5)
         rows = (
             make_row(name, layer, packed, timing),
             make_row(name, layer, None, timing, why="" if likely else "its packed form is slower"),

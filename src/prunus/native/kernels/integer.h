@@ -81,6 +81,22 @@ inline Grid grid_for(float low, float high, bool wild, bool inside = false) {
     return {{step, int32_t(std::nearbyint(-low * inverse))}, inverse, false, inside};
 }
 
+// What becomes of numbers [lines][tokens][rows]: other is added, then the ReLU, then floats or bytes or both are written.
+struct TokenEnd {
+    const float *from;
+    int64_t from_token;  // numbers from token to token; lines follow each other
+    int64_t lines, tokens, rows;
+    const float *other;  // null, or as `out` lies
+    bool relu;
+    float cap;
+    float *out;  // may be null
+    int64_t out_token, out_line;
+    uint8_t *bytes;  // may be null
+    int64_t byte_token, byte_line;
+    const Grid *grid;
+    bool *wild;
+};
+
 // Sixteen rows of some lines of tokens: act((sum - zero * rows' sum) * (step * scale) + bias). A line is a row of pixels;
 // tokens of a linear layer are one line.
 struct IntegerTask {
@@ -100,6 +116,7 @@ struct IntegerTask {
     bool relu;
     float *out;
     int64_t out_token, out_line;
+    const TokenEnd *end;  // null, or what becomes of the numbers, in place of `relu` and `out`
 };
 
 // Eight weights of a row of a convolution, and where their inputs lie (integer_planes.h).
@@ -145,24 +162,9 @@ struct OwnTask {
     int64_t lines, tokens;
     float *out;  // [lines][tokens][block], for one block of channels after the other
     int64_t out_block;
+    const TokenEnd *end;  // null, or what becomes of the numbers of the only block, in place of `out`
 };
 constexpr int64_t own_block = 64;
-
-// What becomes of numbers [lines][tokens][rows]: other is added, then the ReLU, then floats or bytes or both are written.
-struct TokenEnd {
-    const float *from;
-    int64_t from_token;  // numbers from token to token; lines follow each other
-    int64_t lines, tokens, rows;
-    const float *other;  // null, or as `out` lies
-    bool relu;
-    float cap;
-    float *out;  // may be null
-    int64_t out_token, out_line;
-    uint8_t *bytes;  // may be null
-    int64_t byte_token, byte_line;
-    const Grid *grid;
-    bool *wild;
-};
 
 // The smallest and the largest of some numbers and zero, and whether one of them is not finite.
 struct Range {
@@ -191,6 +193,7 @@ struct IntegerLevel {
     int64_t pixels;  // that `planes` takes at once
     bool fours;      // it multiplies four weights by one instruction; otherwise two, whose sums must fit 16 bits
     bool turned;     // images with all channels of a pixel side by side are faster than planes
+    bool ends;       // `multiply`, with one step for all, and `own` take an `end`
     // to[pixel * pitch + channel] = from[channel * plane + pixel].
     void (*turn)(const uint8_t *from, int64_t plane, int64_t channels, int64_t pixels, uint8_t *to, int64_t pitch);
     void (*own)(const OwnTask &);

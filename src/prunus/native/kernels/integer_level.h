@@ -12,6 +12,7 @@ constexpr IntegerLevel integer_level(const char *name) {
             .pixels = pixels_at_once,
             .fours = false,
             .turned = false,
+            .ends = false,
             .turn = turn,
             .own = own,
             .end_tokens = end_tokens};

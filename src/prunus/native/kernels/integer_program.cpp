@@ -363,21 +363,20 @@ PlaneTask IntegerProgram::plane_task(const Image &image, int value, int64_t row,
 }
 
 // What becomes of the numbers of some lines, from the line `first` on, and the channels from `row` on.
-void IntegerProgram::end_tokens(const Image &image, int value, int64_t row, int64_t first, int64_t lines,
-                                TokenEnd t) const {
+TokenEnd IntegerProgram::token_end(const Image &image, int value, int64_t row, int64_t first, int64_t lines) const {
     const Value &v = values_[size_t(value)];
     const int64_t at = first * v.width * v.channels + row;
+    TokenEnd t = {};
     t.relu = layer(value).relu, t.cap = layer(value).cap;
     t.lines = lines, t.tokens = v.width;
     t.out = image.tokens(v) ? image.tokens(v) + at : nullptr;
     t.other = v.other >= 0 ? image.tokens(values_[size_t(v.other)]) + at : nullptr;
     t.out_token = v.channels, t.out_line = v.width * v.channels;
-    if (v.direct >= 0) {
-        const Bytes &b = bytes_[size_t(v.direct)];
-        t.bytes = image.memory + b.at + b.form.at(first, 0) + row, t.grid = &b.grid;
-        t.byte_token = b.form.pitch, t.byte_line = b.form.line();
-    }
-    integers_.end_tokens(t);
+    if (v.direct < 0) return t;
+    const Bytes &b = bytes_[size_t(v.direct)];
+    t.bytes = image.memory + b.at + b.form.at(first, 0) + row, t.grid = &b.grid;
+    t.byte_token = b.form.pitch, t.byte_line = b.form.line();
+    return t;
 }
 
 bool IntegerProgram::by_tokens(Image &image, int value, int threads) const {
@@ -412,15 +411,18 @@ bool IntegerProgram::by_tokens(Image &image, int value, int threads) const {
         bool strange = false;
         for (int64_t g = groups * part / parts; g < groups * (part + 1) / parts; ++g) {
             const int64_t row = g * wide;
+            TokenEnd end = token_end(image, value, row, first, here);
+            end.from = sums, end.from_token = wide, end.rows = std::min(wide, v.channels - row), end.wild = &strange;
             if (own) {
                 OwnTask t = {};
                 t.x = x + first * down + row, t.line = down, t.pitch = across;
                 t.at = layer.taps.data(), t.fours = layer.own->fours;
                 t.weight = layer.own->weight.data() + g * t.fours * 4 * own_block;
-                t.channels = std::min(wide, v.channels - row);
+                t.channels = end.rows;
                 t.step = step, t.sum = layer.own->sum.data() + row, t.scale = layer.own->scale.data() + row;
                 t.bias = bias.empty() ? nullptr : bias.data() + row;
                 t.lines = here, t.tokens = v.width, t.out = sums;
+                t.end = integers_.ends ? &end : nullptr;
                 integers_.own(t);
             } else {
                 IntegerTask t = {};
@@ -428,12 +430,11 @@ bool IntegerProgram::by_tokens(Image &image, int value, int threads) const {
                 t.x = x + first * down, t.line = down, t.pitch = across;
                 t.step = &step, t.one_step = true;
                 t.out = sums, t.out_token = lanes, t.out_line = v.width * lanes;
+                t.end = integers_.ends ? &end : nullptr;
                 layer.matrix->take(g, layer.place.data(), layer.bias, t);
                 integers_.multiply(t);
             }
-            TokenEnd end = {};
-            end.from = sums, end.from_token = wide, end.rows = std::min(wide, v.channels - row), end.wild = &strange;
-            end_tokens(image, value, row, first, here, end);
+            if (!integers_.ends) integers_.end_tokens(end);
         }
         if (strange) wild.store(true, std::memory_order_relaxed);
     });

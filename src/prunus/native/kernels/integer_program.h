@@ -115,7 +115,7 @@ class IntegerProgram {
     bool by_planes(Image &, int value, int threads) const;
     PlaneTask plane_task(const Image &, int value, int64_t row, int64_t first) const;
     bool by_tokens(Image &, int value, int threads) const;
-    void end_tokens(const Image &, int value, int64_t row, int64_t first, int64_t lines, TokenEnd) const;
+    TokenEnd token_end(const Image &, int value, int64_t row, int64_t first, int64_t lines) const;
     void step_of_floats(Image &, int value) const;
     void turn_floats(Image &, int value) const;
     void make_bytes(Image &, int value, int which) const;

@@ -3,10 +3,6 @@
 
 constexpr int tokens_together = 8;
 
-inline __mmask16 first_of(int64_t count) {
-    return __mmask16(count >= 16 ? 0xFFFF : count <= 0 ? 0 : (1u << count) - 1);
-}
-
 inline __m512i load_wide(const uint8_t *at) { return _mm512_loadu_si512(at); }
 inline __m512i load_wide_table(const uint8_t *at) {
     return _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i *>(at)));
@@ -109,7 +105,7 @@ __attribute__((noinline)) void add_up_wide(const IntegerTask &t, const uint8_t *
 }
 
 // The rows in the order of the sums, as they are or back: applied twice it is undone.
-inline __m512 turn_rows(__m512 v) { return _mm512_shuffle_f32x4(v, v, 0xD8); }
+inline __m512 turn_rows(__m512 v) { return quarters<0xD8>(v, v); }
 inline __m512 both(const Rows &rows) {
     return _mm512_castsi512_ps(both(_mm256_castps_si256(rows.at[0]), _mm256_castps_si256(rows.at[1])));
 }
@@ -120,6 +116,10 @@ struct WideShared {
     const __m512i start;
     explicit WideShared(const Shared &s)
         : scale(both(s.scale)), bias(both(s.bias)), start(both(s.start[0], s.start[1])) {}
+    // In the order of the rows.
+    __m512 numbers(__m512i sums) const {
+        return turn_rows(_mm512_add_ps(_mm512_mul_ps(wide_floats(sums), scale), bias));
+    }
 };
 
 template <int S>
@@ -129,14 +129,29 @@ inline void tokens_wide(const IntegerTask &t, int64_t line, int token, const Wid
     float *out = t.out + line * t.out_line + token * t.out_token;
 #pragma GCC unroll 8
     for (int n = 0; n < S; ++n, out += t.out_token) {
-        __m512 v = _mm512_add_ps(_mm512_mul_ps(_mm512_cvtepi32_ps(found.at[n]), shared.scale), shared.bias);
+        __m512 v = shared.numbers(found.at[n]);
         if (t.relu) v = _mm512_max_ps(_mm512_setzero_ps(), v);  // in this order it keeps NaN
-        v = turn_rows(v);
         if (t.rows == lanes)
             _mm512_storeu_ps(out, v);
         else
-            _mm512_mask_storeu_ps(out, first_of(t.rows), v);
+            store_some(out, first_of(t.rows), v);
     }
+}
+
+// The same where a writer takes the numbers.
+struct WideWriting {
+    const WideShared &shared;
+    TokenWriter &writer;
+};
+
+template <int S>
+inline void tokens_wide(const IntegerTask &t, int64_t line, int token, const WideWriting &writing) {
+    WideSums<S> found;
+    add_up_wide<S>(t, t.x + line * t.line + token * t.pitch, writing.shared.start, found);
+    __m512 v[S];
+#pragma GCC unroll 8
+    for (int n = 0; n < S; ++n) v[n] = writing.shared.numbers(found.at[n]);
+    writing.writer.write<S>(v);
 }
 
 template <int S>
@@ -166,5 +181,10 @@ inline void all_lines_wide(const IntegerTask &t, const S &shared) {
 void multiply_wide(const IntegerTask &t) {
     if (t.twin) return both_groups(t);
     const Shared shared(t, t.one_step);
-    return t.one_step ? all_lines_wide(t, WideShared(shared)) : all_lines_wide(t, shared);
+    if (!t.one_step) return all_lines_wide(t, shared);
+    const WideShared wide(shared);
+    if (!t.end) return all_lines_wide(t, wide);
+    TokenWriter writer(*t.end, 0);
+    all_lines_wide(t, WideWriting{wide, writer});
+    writer.end();
 }

@@ -36,38 +36,11 @@ inline const Octet *add_wide_row(const Octet *o, int32_t quads, const uint8_t *x
 
 // The parts of four registers in turn, in the order of the pixels.
 inline void wide_order(__m512 (&v)[4]) {
-    const __m512 a = _mm512_shuffle_f32x4(v[0], v[1], 0x44), b = _mm512_shuffle_f32x4(v[2], v[3], 0x44);
-    const __m512 c = _mm512_shuffle_f32x4(v[0], v[1], 0xEE), d = _mm512_shuffle_f32x4(v[2], v[3], 0xEE);
-    v[0] = _mm512_shuffle_f32x4(a, b, 0x88), v[1] = _mm512_shuffle_f32x4(a, b, 0xDD);
-    v[2] = _mm512_shuffle_f32x4(c, d, 0x88), v[3] = _mm512_shuffle_f32x4(c, d, 0xDD);
+    const __m512 a = quarters<0x44>(v[0], v[1]), b = quarters<0x44>(v[2], v[3]);
+    const __m512 c = quarters<0xEE>(v[0], v[1]), d = quarters<0xEE>(v[2], v[3]);
+    v[0] = quarters<0x88>(a, b), v[1] = quarters<0xDD>(a, b);
+    v[2] = quarters<0x88>(c, d), v[3] = quarters<0xDD>(c, d);
 }
-
-// As `Rounding` does it.
-struct WideRounding {
-    const __m512 inverse, most;
-    const __m512i zero;
-    explicit WideRounding(const Grid &g)
-        : inverse(_mm512_set1_ps(g.inverse)),
-          most(_mm512_set1_ps(float(top - g.step.zero))),
-          zero(_mm512_set1_epi16(int16_t(g.step.zero))) {}
-    __m512i whole(__m512 v) const { return _mm512_cvtps_epi32(_mm512_min_ps(_mm512_mul_ps(v, inverse), most)); }
-    __m512i words(__m512 a, __m512 b) const { return _mm512_adds_epi16(_mm512_packs_epi32(whole(a), whole(b)), zero); }
-    __m512i in_turn(const __m512 (&v)[4]) const { return _mm512_packus_epi16(words(v[0], v[1]), words(v[2], v[3])); }
-    __m512i in_order(const __m512 (&v)[4]) const {
-        const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
-        return _mm512_permutexvar_epi32(order, in_turn(v));
-    }
-};
-
-// Zero times each number, added up: NaN as soon as one is not finite.
-struct WideWild {
-    __m512 sum[4] = {_mm512_setzero_ps(), _mm512_setzero_ps(), _mm512_setzero_ps(), _mm512_setzero_ps()};
-    void see(int way, __m512 v) { sum[way] = _mm512_fmadd_ps(v, _mm512_setzero_ps(), sum[way]); }
-    bool found() const {
-        const __m512 all = _mm512_add_ps(_mm512_add_ps(sum[0], sum[1]), _mm512_add_ps(sum[2], sum[3]));
-        return _mm512_cmp_ps_mask(all, all, _CMP_UNORD_Q) != 0;
-    }
-};
 
 // `end_row` of 64 pixels, or of so many.
 template <bool adds, bool all>
@@ -78,13 +51,13 @@ inline void end_wide_row(const PlaneTask &t, int64_t row, const WidePixels &sums
     const auto left = [&](int k) { return first_of(int64_t(t.pixels) - 16 * k); };
     __m512 v[4];
 #pragma GCC unroll 4
-    for (int k = 0; k < 4; ++k) v[k] = _mm512_add_ps(_mm512_mul_ps(_mm512_cvtepi32_ps(sums.at[k]), scale), bias);
+    for (int k = 0; k < 4; ++k) v[k] = _mm512_add_ps(_mm512_mul_ps(wide_floats(sums.at[k]), scale), bias);
     if (adds || !all) wide_order(v);
     if (adds) {
 #pragma GCC unroll 4
         for (int k = 0; k < 4; ++k) {
             const float *other = t.other + at + 16 * k;
-            v[k] = _mm512_add_ps(v[k], all ? _mm512_loadu_ps(other) : _mm512_maskz_loadu_ps(left(k), other));
+            v[k] = _mm512_add_ps(v[k], all ? _mm512_loadu_ps(other) : load_some(left(k), other));
         }
     }
     if (t.relu) {
@@ -111,7 +84,7 @@ inline void end_wide_row(const PlaneTask &t, int64_t row, const WidePixels &sums
         if (all)
             _mm512_storeu_ps(t.out + at + 16 * k, v[k]);
         else
-            _mm512_mask_storeu_ps(t.out + at + 16 * k, left(k), v[k]);
+            store_some(t.out + at + 16 * k, left(k), v[k]);
 }
 
 template <bool adds, bool all>
