@@ -1,0 +1,147 @@
+"""Claims that were once false, each with the networks that showed it."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import prunus
+from prunus.certificates import CertifyOptions
+from prunus.errors import BadInput
+
+
+def filled(layer: nn.Linear, values: Tensor) -> nn.Linear:
+    with torch.no_grad():
+        layer.weight.copy_(values)
+    return layer
+
+
+# ------------------------------------------------------------------------------------------------- the loss bound
+
+
+@pytest.mark.parametrize(("norm", "factor"), [(2, math.sqrt(2.0)), ("max", 2.0)])
+def test_the_loss_moves_by_no_more_than_its_bound(norm: int | str, factor: float) -> None:
+    one, two = (filled(nn.Linear(2, 2, bias=False), size * torch.eye(2)).eval() for size in (1.0, 2.0))
+    x = torch.tensor([[3.0, -3.0]])
+    cert = prunus.certify(one, two, prunus.Samples(x), norm=norm)
+    with torch.no_grad():
+        losses = [nn.functional.cross_entropy(model(x), torch.tensor([1])) for model in (one, two)]
+    assert cert.loss_bound is not None
+    assert abs(float(losses[1] - losses[0])) <= cert.loss_bound
+    assert cert.loss_bound == pytest.approx(factor * cert.bound)
+
+
+# ---------------------------------------------------------------------------------------------- arguments by name
+
+
+@pytest.mark.parametrize("value", [0.5, True, None, "1"])
+def test_points_set_aside_are_a_whole_number(value: object) -> None:
+    model = nn.Linear(4, 3).eval()
+    with pytest.raises(BadInput, match="exceedances"):
+        prunus.certify_statistically(model, model, torch.randn(9, 4), exceedances=value)  # type: ignore[arg-type]
+    with pytest.raises(BadInput, match="exceedances"):
+        prunus.plan(model, prunus.certificates.OnData(torch.randn(9, 4), exceedances=value), 0.5)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("value", [0, 1.5, True, "2"])
+def test_comparisons_are_a_whole_number_above_0(value: object) -> None:
+    model = nn.Linear(4, 3).eval()
+    with pytest.raises(BadInput, match="comparisons"):
+        prunus.certify_statistically(model, model, torch.randn(9, 4), comparisons=value)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("value", [True, "1", math.nan, [1.0]])
+def test_an_error_is_a_number(value: object) -> None:
+    model = nn.Linear(4, 3).eval()
+    with pytest.raises(BadInput, match="error is"):
+        prunus.certify_statistically(model, model, torch.randn(9, 4), error=value)  # type: ignore[arg-type]
+
+
+# ------------------------------------------------------------------------------------------ modules that hide code
+
+
+def test_a_traced_module_is_refused_in_one_sentence() -> None:
+    model = nn.Sequential(nn.Linear(4, 3), nn.ReLU()).eval()
+    traced = torch.jit.trace(model, torch.zeros(2, 4))
+    for one, two in ((traced, traced), (model, traced), (nn.Sequential(traced).eval(), model)):
+        with pytest.raises(BadInput, match="TorchScript"):
+            prunus.certify(one, two, prunus.Samples(torch.ones(1, 4)))
+
+
+def test_a_compiled_module_is_refused_in_one_sentence() -> None:
+    """A backend may compute anything: this one adds 100 to large outputs."""
+
+    def backend(graph: torch.fx.GraphModule, inputs: object) -> object:
+        return lambda *args: tuple(y + 100 * (y > 50) for y in graph.forward(*args))
+
+    model = nn.Sequential(nn.Linear(4, 3), nn.ReLU()).eval()
+    in_place = copy.deepcopy(model)
+    in_place[0].compile(backend=backend)  # type: ignore[operator]
+    domain = prunus.Samples(torch.ones(1, 4), 0.1)
+    for other in (torch.compile(model, backend=backend), in_place, nn.Sequential(torch.compile(model)).eval()):
+        for pair in ((model, other), (other, model), (other, other)):
+            with pytest.raises(BadInput, match=r"torch\.compile"):
+                prunus.certify(*pair, domain)
+            with pytest.raises(BadInput, match=r"torch\.compile"):
+                prunus.certify_labels(*pair, domain)
+
+
+# ------------------------------------------------------------------------------------- what overflows or underflows
+
+
+def normed(weight: float, variance: float, scale: float = 1.0, dtype: torch.dtype = torch.float32) -> nn.Module:
+    """A layer with large sums, and a batch norm that makes them small again."""
+    layer = filled(nn.Linear(64, 2, bias=False), weight * torch.tensor([[1.0], [0.125]]))
+    norm = nn.BatchNorm1d(2)
+    with torch.no_grad():
+        norm.running_var.fill_(variance)  # type: ignore[union-attr]
+        norm.weight.fill_(scale)
+        norm.bias.copy_(torch.tensor([0.0, -1000.0 * scale * weight / 1200]))
+    return nn.Sequential(layer, norm).eval().to(dtype)
+
+
+@pytest.mark.parametrize("case", ["half", "single"])
+def test_sums_that_a_batch_norm_makes_small_still_overflow(case: str) -> None:
+    if case == "half":
+        model, pruned = (normed(weight, 6e4, dtype=torch.float16) for weight in (1200.0, 900.0))
+    else:
+        model, pruned = (normed(weight, 1.0, scale=1e-30) for weight in (8e36, 6e36))
+    x = -torch.ones(1, 64, dtype=next(model.parameters()).dtype)
+    with torch.no_grad():
+        assert not bool(torch.isfinite(model(x)).all())
+    domain = prunus.Samples(torch.full((1, 64), -0.5), 4.0)
+    options = CertifyOptions(tune=False)
+    assert prunus.certify(model, pruned, domain, attack=False, options=options).bound == math.inf
+    assert prunus.certify_labels(model, pruned, domain).agree == (False,)
+    small = prunus.Samples(torch.full((1, 64), -0.001), 0.001)
+    assert prunus.certify(model, pruned, small, attack=False, options=options).bound < math.inf
+
+
+def test_a_mean_is_summed_before_it_is_divided() -> None:
+    model = nn.Sequential(nn.AvgPool1d(64), nn.Flatten(), nn.Linear(1, 1)).eval()
+    domain = prunus.Samples(torch.full((1, 1, 64), 1e37))
+    with torch.no_grad():
+        assert not bool(torch.isfinite(model(torch.full((1, 1, 64), 1e37))).all())
+    assert prunus.certify(model, copy.deepcopy(model), domain, attack=False).bound == math.inf
+
+
+def test_a_batch_norm_enlarges_what_underflow_lost() -> None:
+    """Half precision has no numbers between 0 and 6e-8: the batch norm multiplies what is lost by 3e5."""
+    layer, norm = filled(nn.Linear(1, 1, bias=False), torch.tensor([[2.0**-14]])), nn.BatchNorm1d(1)
+    with torch.no_grad():
+        norm.running_var.fill_(0.0)  # type: ignore[union-attr]
+        norm.weight.fill_(60000.0)
+    model = nn.Sequential(layer, norm).eval().half()
+    twin = copy.deepcopy(model).double()
+    x = torch.tensor([[1.5 * 2.0**-11]]).half()
+    with torch.no_grad():
+        off = float((model(x).double() - twin(x.double())).abs())
+    options = CertifyOptions(tune=False)
+    for method in ("recursion", "relaxation"):
+        options = CertifyOptions(methods=(method,), tune=False)
+        cert = prunus.certify(twin, model, prunus.Samples(x.double(), 1e-9), attack=False, options=options)
+        assert 0 < off <= cert.bound
