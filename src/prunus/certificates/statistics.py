@@ -118,8 +118,7 @@ def certify_statistically(
         0.0295
     """
     confidence = _confidence(confidence)
-    if error is not None and not (math.isfinite(error) and error >= 0):
-        raise BadInput(f"The error is {error}: it must be 0 or a positive number.")
+    _check_counts(error, exceedances, comparisons)
     found = _measure(*prepared(model, pruned), _inputs(data))
     count = found.distances.numel()
     ordered = found.distances.sort().values
@@ -151,6 +150,19 @@ def _confidence(value: float) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < 1:
         raise BadInput(f"The confidence is {value!r}: it must lie strictly between 0 and 1.")
     return float(value)
+
+
+def _check_counts(error: Any, exceedances: Any, comparisons: Any) -> None:
+    def whole(value: Any) -> bool:
+        return isinstance(value, int) and not isinstance(value, bool)
+
+    number = isinstance(error, (int, float)) and not isinstance(error, bool)
+    if error is not None and not (number and math.isfinite(error) and error >= 0):
+        raise BadInput(f"The error is {error!r}: it must be 0 or a positive number.")
+    if not whole(exceedances):
+        raise BadInput(f"The exceedances are {exceedances!r}: give how many points are set aside, a whole number.")
+    if not whole(comparisons) or comparisons < 1:
+        raise BadInput(f"The comparisons are {comparisons!r}: give how many prunings are compared, 1 or more.")
 
 
 def _inputs(data: Any) -> list[adapters.Batch]:

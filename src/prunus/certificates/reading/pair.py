@@ -19,9 +19,10 @@ from torch import Tensor, nn
 from prunus.certificates.reading import attention, linear, movement, nonlinear, normalising  # noqa: F401  (their rules)
 from prunus.certificates.reading.compressed import decompressed, is_packed
 from prunus.certificates.reading.constants import LEFT_OUT, check_sized, constant, place, where
+from prunus.certificates.reading.folding import Operation, folded, ordered, pooled_first
 from prunus.certificates.reading.leaves import LEAF, leaf_module, leaves_of
 from prunus.certificates.reading.nested import double, flat, resolved
-from prunus.certificates.reading.pieces import Affine, Elementwise, Join, Lipschitz, Piece, ValueProduct
+from prunus.certificates.reading.pieces import Affine, Join, Piece, ValueProduct
 from prunus.certificates.reading.rules import (
     BatchNumber,
     Call,
@@ -164,15 +165,7 @@ def read_pair(original: nn.Module, pruned: nn.Module, shape: tuple[int, ...], *,
 # ---------------------------------------------------------------------------------------------------------- one network
 
 
-@dataclass(frozen=True, eq=False)
-class _Op:
-    name: str
-    inputs: tuple[int, ...]
-    piece: Piece
-    shape: tuple[int, ...]
-
-
-def _alike(one: _Op, two: _Op) -> bool:
+def _alike(one: Operation, two: Operation) -> bool:
     left, right = one.piece, two.piece
     if one.inputs != two.inputs or one.shape != two.shape or left.kind != right.kind:
         return False
@@ -208,12 +201,29 @@ def dtype_of(model: nn.Module) -> torch.dtype:
     return next(found, torch.float32)
 
 
+def _check_plain(model: nn.Module) -> None:
+    """Refuse modules whose code is not the Python that is read: TorchScript, and what torch.compile made of one.
+
+    A backend of torch.compile may compute something else than the module inside; a certificate is about what runs.
+    """
+    for module in model.modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            raise BadInput("A TorchScript module cannot be certified: give the module that it was made from.")
+        if hasattr(module, "_orig_mod") or module._compiled_call_impl is not None:
+            raise BadInput(
+                "What torch.compile makes of a module cannot be certified, for its backend may compute something else: "
+                "give the plain module."
+            )
+
+
 def read_graph(model: nn.Module, shape: tuple[int, ...]) -> Graph:
     """What a network computes for inputs of `shape`, at the level that the rules are written for."""
+    _check_plain(model)
     return read(model, torch.zeros(1, *shape, dtype=dtype_of(model)), level="exported")
 
 
-def _read(model: nn.Module, shape: tuple[int, ...], known: Graph | None) -> tuple[list[_Op], torch.dtype]:
+def _read(model: nn.Module, shape: tuple[int, ...], known: Graph | None) -> tuple[list[Operation], torch.dtype]:
+    _check_plain(model)
     model = unwrapped(model)
     if any(is_packed(module) for module in model.modules()):
         model = decompressed(copy.deepcopy(model))
@@ -222,7 +232,7 @@ def _read(model: nn.Module, shape: tuple[int, ...], known: Graph | None) -> tupl
         state = {**dict(model.named_parameters()), **dict(model.named_buffers())} if known else {}
         reader = _Reader(graph, state)
         ops = reader.read()
-    return _folded(_pooled_first(_ordered(ops))), reader.coarsest
+    return folded(pooled_first(ordered(ops))), reader.coarsest
 
 
 class _Reader:
@@ -232,12 +242,12 @@ class _Reader:
         self.graph = graph
         self.state = state
         self.env: dict[str, Any] = {}
-        self.ops: list[_Op] = []
+        self.ops: list[Operation] = []
         self.coarsest = torch.float64
         self.types: set[torch.dtype] = set()
         self.sized: set[str] = set()  # constants whose shape has the batch size in it
 
-    def read(self) -> list[_Op]:
+    def read(self) -> list[Operation]:
         self._check()
         with torch.no_grad():
             for node in self.graph.nodes:
@@ -312,7 +322,7 @@ class _Reader:
         label = _label(node)
 
         def emit(piece: Piece, values: Sequence[Value], made: tuple[int, ...]) -> Value:
-            self.ops.append(_Op(label, tuple(value.index for value in values), piece, made))
+            self.ops.append(Operation(label, tuple(value.index for value in values), piece, made))
             if made == shape:
                 return Value(len(self.ops), shape, real, varies)
             return Value(len(self.ops), made, (1, *made), (True, *[False] * len(made)))
@@ -344,88 +354,6 @@ def _label(node: Node) -> str:
     """The layer an operator belongs to: that of its parameter, else the module that made the call."""
     layers = (source.target.rpartition(".")[0] for source in node.inputs if source.kind == "parameter")
     return next(layers, "") or node.module or node.name
-
-
-def _ordered(ops: list[_Op]) -> list[_Op]:
-    """The operations behind the output in the order in which it asks for them: two graphs of one architecture agree."""
-    number: dict[int, int] = {0: 0}
-    result: list[_Op] = []
-    stack = [len(ops)]
-    while stack:
-        value = stack[-1]
-        if value in number:
-            stack.pop()
-            continue
-        op = ops[value - 1]
-        missing = [index for index in op.inputs if index not in number]
-        if missing:
-            stack += reversed(missing)
-            continue
-        result.append(replace(op, inputs=tuple(number[index] for index in op.inputs)))
-        number[value] = len(result)
-        stack.pop()
-    return result
-
-
-def _pooled_first(ops: list[_Op]) -> list[_Op]:
-    """Max pooling right after a ReLU changes places with it, which is exact: fewer entries are then relaxed."""
-    readers = [index for op in ops for index in op.inputs]
-    result = list(ops)
-    for here in range(len(ops) - 1):
-        bends, pools = result[here], result[here + 1]
-        first, second = bends.piece, pools.piece
-        bent = isinstance(first, Elementwise) and first.kind == "relu" and readers.count(here + 1) == 1
-        pooled = isinstance(second, Lipschitz) and second.windows is not None and pools.inputs == (here + 1,)
-        if bent and pooled:
-            result[here] = replace(pools, inputs=bends.inputs)
-            result[here + 1] = replace(bends, shape=pools.shape, inputs=pools.inputs)
-    return result
-
-
-def _folded(ops: list[_Op]) -> list[_Op]:
-    """Fold every per-channel scaling into the layer before it, where nothing else reads that layer."""
-    readers = [0] * (len(ops) + 1)
-    for op in ops:
-        for index in op.inputs:
-            readers[index] += 1
-    result: list[_Op] = []
-    number = {0: 0}  # old value -> new value
-    for position, op in enumerate(ops, start=1):
-        folded = _fold_into(op, result, number, readers)
-        if folded is None:
-            result.append(replace(op, inputs=tuple(number[index] for index in op.inputs)))
-        else:
-            result[-1] = folded
-        number[position] = len(result)
-    return result
-
-
-def _fold_into(op: _Op, result: list[_Op], number: dict[int, int], readers: list[int]) -> _Op | None:
-    scale = op.piece
-    if not (isinstance(scale, Affine) and scale.kind == "diagonal" and scale.settings == (1,) and result):
-        return None
-    before = result[-1]
-    source = op.inputs[0]
-    layer = before.piece
-    if number[source] != len(result) or readers[source] != 1 or not isinstance(layer, Affine) or layer.scaled is None:
-        return None
-    if len(before.shape) != 1 and layer.kind == "linear":
-        return None  # a linear layer over sequences has its channels last
-    factors = scale.weight
-    assert layer.weight is not None
-    assert factors is not None
-    axes = [1] * (len(before.shape) - 1)
-    wide = factors.reshape(-1, *axes)
-    bias, size = scale.bias, scale.bias_size
-    if layer.bias is not None:
-        scaled = layer.bias * wide
-        bias = scaled if bias is None else bias.reshape(-1, *axes) + scaled
-        own = (layer.bias if layer.bias_size is None else layer.bias_size).abs() * wide.abs()
-        size = own if size is None else size.reshape(-1, *axes) + own
-    terms, roundings = layer.terms + 8, layer.roundings + scale.roundings
-    weight = layer.scaled(layer.weight, factors)
-    folded = replace(layer, weight=weight, bias=bias, bias_size=size, terms=terms, roundings=roundings)
-    return replace(before, piece=folded)
 
 
 def input_shape(model: nn.Module, shape: tuple[int, ...] | None, example: Any) -> tuple[int, ...]:
