@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import copy
 import math
+import re
+from collections.abc import Callable
 
 import pytest
 import torch
+from scipy import stats
 from torch import Tensor, nn
 
 import prunus
 from prunus.certificates import CertifyOptions
 from prunus.errors import BadInput
+from support import scale
 
 
 def filled(layer: nn.Linear, values: Tensor) -> nn.Linear:
@@ -145,3 +149,75 @@ def test_a_batch_norm_enlarges_what_underflow_lost() -> None:
         options = CertifyOptions(methods=(method,), tune=False)
         cert = prunus.certify(twin, model, prunus.Samples(x.double(), 1e-9), attack=False, options=options)
         assert 0 < off <= cert.bound
+
+
+# ------------------------------------------------------------------------------------------ labels and distributions
+
+
+class Rows(nn.Module):
+    """One row of three outputs for each of two tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x).unflatten(1, (2, 3))
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: nn.Sequential(nn.Linear(4, 1), nn.Sigmoid()), "has one"),
+        (lambda: nn.Linear(4, 1), "has one"),
+        (Rows, r"\(2, 3\)"),
+    ],
+    ids=["probability", "logit", "rows"],
+)
+def test_outputs_without_a_label_get_no_statement_on_labels(make: Callable[[], nn.Module], words: str) -> None:
+    torch.manual_seed(0)
+    model, other, x = make().eval(), make().eval(), torch.randn(50, 4)
+    found = prunus.certify_statistically(model, other, x)
+    assert (found.agreement, found.agreement_low, found.kept_by_margin, found.median_margin) == (None,) * 4
+    assert found.unlabelled is not None
+    assert re.search(words, found.unlabelled)
+    assert "label" not in found.statement
+    with pytest.raises(BadInput, match=words):
+        prunus.certify_labels(model, other, prunus.Samples(x))
+
+
+def test_one_row_of_outputs_keeps_its_statement() -> None:
+    model, x = nn.Sequential(nn.Linear(4, 6), nn.Unflatten(1, (6, 1, 1))).eval(), torch.randn(50, 4)
+    found = prunus.certify_statistically(model, copy.deepcopy(model), x)
+    assert (found.agreement, found.unlabelled) == (1.0, None)
+    assert "keep their label" in found.statement
+
+
+def test_a_plan_on_data_pays_for_every_try() -> None:
+    """Inputs that each meet two neighbouring weights: a try fails for some held-out point until luck lets it pass.
+
+    The share of the distribution beyond the plan's bound may exceed its probability in one trial of five; of the plans
+    that counted their tries as one, it did in more than two of three (alarm 1e-6).
+    """
+    size, held = 400, 700
+    weights = 1 + torch.arange(size) * 1e-3
+    places = torch.arange(size - 1)
+    every = torch.zeros(size - 1, size)
+    every[places, places], every[places, places + 1] = 1 / weights[:-1], -1 / weights[1:]
+    model = nn.Sequential(filled(nn.Linear(size, 1, bias=False), weights[None])).eval()
+    grid = tuple(round(0.03 * level, 2) for level in range(1, 32))
+    settings = prunus.certificates.PlanSettings(grid=grid, rounds=4)
+    trials, failures = scale(25, full=100), 0
+    for seed in range(trials):
+        drawn = torch.randint(0, size - 1, (2 * held,), generator=torch.Generator().manual_seed(seed))
+        data = prunus.certificates.OnData(every[drawn], confidence=0.8)
+        try:
+            found = prunus.plan(model, data, 0.5, settings=settings)
+        except BadInput:
+            continue  # nothing is claimed
+        assert found.probability is not None
+        other = found.masks.apply_(copy.deepcopy(model))
+        with torch.no_grad():
+            distances = (other(every) - model(every)).double().abs().squeeze(1)
+        failures += float((distances > found.bound).double().mean()) > found.probability
+    assert stats.binom.sf(failures - 1, trials, 0.2) > 1e-6
