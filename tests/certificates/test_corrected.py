@@ -221,3 +221,100 @@ def test_a_plan_on_data_pays_for_every_try() -> None:
             distances = (other(every) - model(every)).double().abs().squeeze(1)
         failures += float((distances > found.bound).double().mean()) > found.probability
     assert stats.binom.sf(failures - 1, trials, 0.2) > 1e-6
+
+
+# ------------------------------------------------------------------------------------------- inputs in another type
+
+
+@pytest.mark.parametrize("kind", ["samples", "near", "ball", "box"])
+@pytest.mark.parametrize("turned", [False, True], ids=["coarser second", "coarser first"])
+def test_an_input_is_rounded_for_the_network_of_the_coarser_type(kind: str, turned: bool) -> None:
+    x = torch.tensor([[1.0 + 0.49 * 2.0**-7]])
+    domain = {
+        "samples": prunus.Samples(x),
+        "near": prunus.Samples(x, 1e-4),
+        "ball": prunus.Ball(1e-4, x[0]),
+        "box": prunus.Box(x[0] - 1e-4, x[0] + 1e-4),
+    }[kind]
+    torch.manual_seed(1)
+    one = filled(nn.Linear(1, 1, bias=False), torch.tensor([[1.0 + 2.0**-7 * 1.49]])).eval()
+    two = copy.deepcopy(one).bfloat16()
+    with torch.no_grad():
+        off = float((two(x.bfloat16()).double() - one(x).double()).abs())
+    pair = (two, one) if turned else (one, two)
+    for methods in (("recursion",), ("products",), ("intervals",), ("relaxation",)):
+        options = CertifyOptions(methods=methods, tune=False)
+        cert = prunus.certify(*pair, domain, options=options)
+        assert off <= cert.bound < 0.04
+    assert prunus.equivalent(*pair, domain, off * 0.999, seconds=5.0).status != "proved"
+
+
+def test_points_that_fit_into_both_types_are_not_rounded() -> None:
+    model = filled(nn.Linear(1, 1, bias=False), torch.tensor([[1.0]])).eval()
+    other = copy.deepcopy(model).bfloat16()
+    bounds = [prunus.certify(model, other, prunus.Samples(torch.tensor([[x]]))).bound for x in (1.0, 1.0 + 2.0**-9)]
+    assert bounds[0] < 1.1 * 2.0**-8 < 1.9 * 2.0**-8 < bounds[1]
+
+
+def test_points_are_rounded_to_the_type_of_both_networks() -> None:
+    """A point between two numbers of half precision: both networks receive the next one."""
+    one = filled(nn.Linear(1, 1, bias=False), torch.tensor([[1.0 + 2.0**-10]])).eval().half()
+    two = filled(nn.Linear(1, 1, bias=False), torch.zeros(1, 1)).eval().half()
+    x = torch.tensor([[1.0 + 1.51 * 2.0**-10]])
+    with torch.no_grad():
+        off = float((two(x.half()).double() - one(x.half()).double()).abs())
+    assert off <= prunus.certify(one, two, prunus.Samples(x)).bound
+    with pytest.raises(BadInput, match="does not fit"):
+        prunus.certify(one, two, prunus.Samples(1e6 * x))
+
+
+# ------------------------------------------------------------------- what a norm computes where its inputs are large
+
+
+class Weighted(nn.Module):
+    """A norm of the input times one weight."""
+
+    def __init__(self, weight: float, norm: nn.Module, last: bool = False) -> None:
+        super().__init__()
+        self.weight, self.norm, self.last = nn.Parameter(torch.tensor(weight)), norm, last
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x * self.weight
+        return self.norm(y.permute(0, 3, 1, 2) if self.last else y)
+
+
+def widened(weight: float) -> nn.Module:
+    layer = nn.Conv2d(1, 4, 1)
+    with torch.no_grad():
+        layer.weight.fill_(weight)
+        layer.bias.zero_()  # type: ignore[union-attr]
+    return nn.Sequential(layer, nn.InstanceNorm2d(4, eps=1e-12))
+
+
+NORMS: dict[str, tuple[Callable[[float], nn.Module], tuple[int, ...], float, float]] = {
+    "instance": (lambda weight: Weighted(weight, nn.InstanceNorm2d(1)), (1, 4, 4), 1e6, 200.0),
+    "small eps": (widened, (1, 4, 4), 100.0, 0.7),
+    "instance of channels": (lambda weight: Weighted(weight, nn.InstanceNorm2d(2), True), (4, 4, 2), 1e5, 100.0),
+    "group": (lambda weight: Weighted(weight, nn.GroupNorm(1, 2)), (2, 4, 4), 1e6, 200.0),
+    "group of channels": (lambda weight: Weighted(weight, nn.GroupNorm(1, 2), True), (4, 4, 2), 1e4, 200.0),
+    "layer": (lambda weight: Weighted(weight, nn.LayerNorm(8)), (8,), 1e6, 200.0),
+}
+
+
+@pytest.mark.parametrize("name", NORMS)
+def test_a_norm_of_large_inputs_is_covered(name: str) -> None:
+    make, shape, centre, spread = NORMS[name]
+    torch.manual_seed(0)
+    one, two = make(1.0).eval(), make(1.37).eval()
+    axes = [1] * len(shape)
+    even = (centre + spread * (torch.rand(20000, *axes) - 0.5)).expand(-1, *shape)
+    mixed = even[:2000] + 0.1 * spread * torch.randn(2000, *shape) / math.sqrt(math.prod(shape))
+    points = torch.cat([even, mixed])
+    radius = float((points.double() - centre).flatten(1).norm(dim=1).max()) * 1.001
+    with torch.no_grad():
+        off = float((two(points) - one(points)).double().flatten(1).norm(dim=1).max())
+    domain = prunus.Ball(radius, torch.full(shape, centre))
+    options = CertifyOptions(tune=False, seconds=5.0)
+    assert 0 < off <= prunus.certify(one, two, domain, attack=False, options=options).bound
+    box = prunus.Box(torch.full(shape, centre - spread), torch.full(shape, centre + spread))
+    assert prunus.equivalent(one, two, box, tolerance=0.9 * off, norm=2, boxes=8).status != "proved"

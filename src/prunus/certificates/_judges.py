@@ -108,7 +108,7 @@ class Judge(Protocol):
 class _CertifiedJudge:
     """The certificate on a domain; norms of layers are remembered by their level."""
 
-    probability = None
+    probability: float | None = None
 
     def __init__(self, model: nn.Module, domain: Domain, error: float, settings: PlanSettings) -> None:
         self._original, _ = prepared(model, copy.deepcopy(model))
@@ -121,13 +121,14 @@ class _CertifiedJudge:
 
     def _bounds(self, masks: Masks, levels: Mapping[str, float], options: CertifyOptions) -> float:
         _, pruned = prepared(self._original, masks)
-        bounds = Bounds(read_pair(self._original, pruned, self._shape, graph=self._graph), options)
+        pair, region = read_pair(self._original, pruned, self._shape, graph=self._graph).on(self._region)
+        bounds = Bounds(pair, options)
         by_layer = {name.rpartition(".")[0]: level for name, level in levels.items()}
         names = [step.name for step in bounds.pair.steps]
         for number, name in enumerate(names):
             if names.count(name) == 1 and (name, by_layer.get(name, 0.0)) in self._norms:
                 bounds.norms.put(number, self._norms[name, by_layer.get(name, 0.0)])
-        found = bounds.of(self._region).bound
+        found = bounds.of(region).bound
         for number, norm in bounds.norms.known():
             self._norms[names[number], by_layer.get(names[number], 0.0)] = norm
         return found
@@ -204,7 +205,7 @@ class _StatisticalJudge:
 class _LabelJudge:
     """The share of the points whose label is not proved to stay everywhere within their radius."""
 
-    probability = None
+    probability: float | None = None
 
     def __init__(self, model: nn.Module, points: Samples, settings: PlanSettings) -> None:
         self._model, self._points = model, points

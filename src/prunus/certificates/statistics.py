@@ -329,9 +329,7 @@ def _value(model: nn.Module, masks: Masks, where: Domain | Any) -> float:
     if isinstance(where, (Ball, Box, Samples)):
         shape = input_shape(original, where.shape, None)
         options = CertifyOptions(methods=("recursion", "products", "intervals"))
-        return (
-            Bounds(read_pair(original, pruned, shape, graph=shared_graph(original, masks, shape)), options)
-            .of(where.region(shape))
-            .bound
-        )
+        pair = read_pair(original, pruned, shape, graph=shared_graph(original, masks, shape))
+        pair, region = pair.on(where.region(shape))
+        return Bounds(pair, options).of(region).bound
     return float(_measure(original, pruned, _inputs(where)).distances.max())

@@ -53,6 +53,8 @@ def noise(piece: Piece, before: Sequence[Tensor], after: Tensor, dtype: torch.dt
         sums = torch.stack(list(before)).sum(0)
         return gamma(len(before), dtype) * sums + overflow(sums, dtype)
     if isinstance(piece, Elementwise):
+        if piece.beyond is not None:
+            return torch.minimum(1.001 * (before[0] - after).clamp_min(0.0), piece.beyond(before[1], dtype))
         if piece.piecewise_linear and piece.settings == (0.0,):
             return None
         sizes = after if piece.relative else after + before[0]

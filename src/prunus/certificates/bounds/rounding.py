@@ -114,6 +114,8 @@ def _after(
         tiny = smallest(dtype) * width + overflow(terms.largest(dtype), dtype)
         return moved * (1 + unit) + 1.001 * unit * terms.length + tiny
     if isinstance(piece, Elementwise):
+        if piece.beyond is not None:
+            return incoming[0]
         fresh = 0.0 if piece.piecewise_linear and piece.settings == (0.0,) else LIBRARY * unit
         lost = (LIBRARY * smallest(dtype) if fresh else 0.0) + piece.jump
         slope = _steepest(piece, parts[0], incoming[0])

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from prunus.certificates.domains import Region
 from prunus.certificates.reading import attention, linear, movement, nonlinear, normalising  # noqa: F401  (their rules)
 from prunus.certificates.reading.compressed import decompressed, is_packed
 from prunus.certificates.reading.constants import LEFT_OUT, check_sized, constant, place, where
@@ -55,6 +56,8 @@ class Pair:
         steps: The steps: value 0 is the input, step number i makes value i + 1.
         input_shape: Shape of an input, without the batch.
         dtypes: The types that the original and the pruned network really run in.
+        input_dtypes: The types that they take their inputs in. Where these differ, the first step rounds the input to
+            the coarser type for the network that takes it so.
 
     Example:
         >>> model = prunus.models.make("fc:8-16-4", seed=0).eval()
@@ -67,6 +70,7 @@ class Pair:
     steps: tuple[Step, ...]
     input_shape: tuple[int, ...]
     dtypes: tuple[torch.dtype, torch.dtype]
+    input_dtypes: tuple[torch.dtype, torch.dtype] = (torch.float64, torch.float64)
 
     @property
     def output_shape(self) -> tuple[int, ...]:
@@ -102,6 +106,32 @@ class Pair:
         steps = [replace(s, original=_cast(s.original, dtype), pruned=_cast(s.pruned, dtype)) for s in self.steps]
         return replace(self, steps=tuple(steps))
 
+    def on(self, region: Region) -> tuple[Pair, Region]:
+        """The pair and a region as the networks meet it.
+
+        Args:
+            region: the inputs that a certificate is about.
+
+        Returns:
+            The pair, without the rounding of its inputs where they fit into both types as they are; and the region,
+            whose single points are those that the network of the finer type receives.
+
+        Raises:
+            BadInput: A point lies outside of the range of that type.
+        """
+        if region.radius != 0.0:
+            return self, region
+        finer = _finer(*self.input_dtypes)
+        received = region.centres.to(finer).double()
+        if not bool(torch.isfinite(received).all()):
+            raise BadInput(f"A point of the Samples does not fit into {finer}, the type of the networks' inputs.")
+        pair = self
+        fits = all(torch.equal(received.to(dtype).double(), received) for dtype in self.input_dtypes)
+        if fits and self.steps[0].name == _INPUT:
+            exact = _rounded_input(self.input_dtypes[0], self.input_dtypes[0], self.input_shape)
+            pair = replace(self, steps=(exact, *self.steps[1:]))
+        return pair, replace(region, centres=received)
+
     def outputs(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
         """The outputs of both networks, flattened to (n, outputs).
 
@@ -119,6 +149,27 @@ def _cast(piece: Piece, dtype: torch.dtype) -> Piece:
         return piece
     weight = None if piece.weight is None else piece.weight.to(dtype)
     return replace(piece, weight=weight, bias=None if piece.bias is None else piece.bias.to(dtype))
+
+
+_INPUT = "the input"
+
+
+def _finer(one: torch.dtype, two: torch.dtype) -> torch.dtype:
+    return min(one, two, key=lambda dtype: torch.finfo(dtype).eps)
+
+
+def _coarser(one: torch.dtype, two: torch.dtype) -> torch.dtype:
+    return max(one, two, key=lambda dtype: torch.finfo(dtype).eps)
+
+
+def _rounded_input(one: torch.dtype, two: torch.dtype, shape: tuple[int, ...]) -> Step:
+    """The input as two networks receive it: one of a coarser type than the other rounds it."""
+    finer = _finer(one, two)
+    pieces = (
+        Affine("cast", lambda _, x: x, lambda _: 1.0, terms=0 if dtype == finer else 1, settings=shape)
+        for dtype in (one, two)
+    )
+    return Step(_INPUT, (0,), next(pieces), next(pieces), shape)
 
 
 def read_pair(original: nn.Module, pruned: nn.Module, shape: tuple[int, ...], *, graph: Graph | None = None) -> Pair:
@@ -159,7 +210,12 @@ def read_pair(original: nn.Module, pruned: nn.Module, shape: tuple[int, ...], *,
         steps.append(Step(one.name, one.inputs, one.piece, two.piece, one.shape))
     if not steps:
         raise BadInput("The network does nothing to its input, so there is nothing to certify.")
-    return Pair(tuple(steps), shape, (one_type, two_type))
+    given = (dtype_of(original), dtype_of(pruned))
+    if given[0] != given[1]:
+        one_type, two_type = _coarser(one_type, given[0]), _coarser(two_type, given[1])
+        later = (replace(step, inputs=tuple(index + 1 for index in step.inputs)) for step in steps)
+        steps = [_rounded_input(*given, shape), *later]
+    return Pair(tuple(steps), shape, (one_type, two_type), given)
 
 
 # ---------------------------------------------------------------------------------------------------------- one network

@@ -195,6 +195,8 @@ class Elementwise:
         settings: Tells apart functions of one kind.
         jump: How far the function that runs may be from `function` beyond rounding.
         relative: True where the rounding of a result is in proportion to the result alone.
+        beyond: For a clamp that no network computes, because exact values keep within it by themselves: how far
+            computed ones may go beyond it, from the magnitudes of the step's second input and the type.
 
     Example:
         >>> from prunus.certificates import Elementwise
@@ -214,6 +216,7 @@ class Elementwise:
     settings: tuple[Any, ...] = ()
     jump: float = 0.0
     relative: bool = False
+    beyond: Callable[[Tensor, torch.dtype], Tensor] | None = None
 
     def run(self, x: Tensor) -> Tensor:
         """The output for inputs (n, *shape).
