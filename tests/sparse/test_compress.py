@@ -12,7 +12,7 @@ from torch.nn.utils import prune as torch_prune
 
 import prunus
 from prunus.errors import BadInput
-from prunus.sparse import BalancedLinear, SparseConv2d, _compress, compress, explain
+from prunus.sparse import BalancedLinear, SparseConv2d, _compress, _finish, compress, explain
 from prunus.sparse._graph import batch_norm_pairs
 from prunus.sparse._measure import Timing
 
@@ -141,7 +141,7 @@ def test_layers_that_may_gain_are_judged_inside_the_model(fuse: bool, monkeypatc
     monkeypatch.setattr(_compress, "compare", lambda *_, **__: Timing(10e-6, next(gains), (2, 32)))
     for seconds, packed in (([1.0, 2.0], 1), ([2.0, 1.0], 3)):
         monkeypatch.setattr(
-            _compress, "in_turn", lambda runs, seconds=seconds: [run() is None for run in runs] and seconds
+            _finish, "in_turn", lambda runs, seconds=seconds: [run() is None for run in runs] and seconds
         )
         fast = compress(model, example=x, fuse=fuse)
         assert sum(row.format != "dense" for row in explain(fast)) == packed

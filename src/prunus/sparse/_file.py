@@ -25,7 +25,7 @@ from prunus.sparse._channels import apply_shapes
 from prunus.sparse._embeddings import DIGITS, SCALE, RoundedEmbedding, check_parts, narrowed, widened
 from prunus.sparse._geometry import ConvGeometry
 from prunus.sparse._modules import PackedModule
-from prunus.sparse._plan import CALIBRATED, ROUNDED, TIED, VERSION, SparsePlan, build, install, plan_of
+from prunus.sparse._plan import CALIBRATED, ROUNDED, TIED, VERSION, SparsePlan, build, install, plan_of, run_fused
 from prunus.sparse._tables import TABLE, head_tensors, tables
 
 KIND = "sparse model"
@@ -77,6 +77,8 @@ def file_bytes(model: nn.Module) -> int:
 def _contents(model: nn.Module) -> tuple[dict[str, Tensor], str, dict[str, Any]]:
     """Tensors, kind and record of a model's file."""
     plan = plan_of(model).to_dict()
+    if plan["fused"]:  # layers that evaluation does not run are no part of a fused graph
+        plan["layers"] = {name: spec for name, spec in plan["layers"].items() if _submodule(model, name) is not None}
     for name in [name for name, spec in plan["layers"].items() if spec["kind"] == ROUNDED]:
         if not isinstance(_submodule(model, name), RoundedEmbedding):  # a table that was put in its place
             del plan["layers"][name]
@@ -174,7 +176,7 @@ def load(path: str | os.PathLike[str], model: nn.Module) -> nn.Module:
     if lost:
         raise BadFile(f"The file {path} is damaged: its shared tensor {lost[0]!r} is missing.")
     tensors |= {name: tensors[first] for name, first in shared.items()}
-    work = _hollow(model)
+    work = _hollow(model).eval()  # before it is traced: what training alone does is no part of a fused graph
     apply_shapes(work, plan.shapes)
     modules: dict[str, nn.Module] = {}
     for name, spec in plan.layers.items():
@@ -192,7 +194,8 @@ def load(path: str | os.PathLike[str], model: nn.Module) -> nn.Module:
             raise BadInput(
                 f"The file {path} folds {name!r}, which is not a batch norm of this model: give its own model."
             )
-    return _fill(install(work, plan, modules).eval(), tensors, path)
+    whole = install(work, plan, modules).eval()
+    return _fill(run_fused(whole, plan) if plan.fused else whole, tensors, path)
 
 
 def _read(path: Path) -> tuple[SparsePlan, dict[str, Tensor], dict[str, str]]:
