@@ -25,8 +25,8 @@ from prunus.sparse._candidates import (
 )
 from prunus.sparse._channels import remove_channels_
 from prunus.sparse._copies import (
+    ExpectedAnswer,
     Spent,
-    Trial,
     UnlikeModel,
     as_example,
     input_shapes,
@@ -56,6 +56,7 @@ SMALL = 4096  # ... or so small that the saved overhead may pay, or a convolutio
 UNPRUNED = 0.01  # below this share of zeros "always" leaves a layer alone, too
 
 
+@torch.inference_mode(False)  # what is made in that mode can never be part of a gradient
 def compress(
     model: nn.Module,
     masks: Masks | None = None,
@@ -132,7 +133,7 @@ def compress(
     example = None if example is None else as_example(example)
     work = _working_copy(model, masks, release)
     exact = embeddings is None and dtype in (None, torch.float32)
-    trial = None if example is None else Trial(example, run(work, example), exact)
+    answer = None if example is None else ExpectedAnswer(example, run(work, example), exact)
     stand_ins, constants = ([], {}) if example is None else given_arguments(work, example.args, example.kwargs)
     # An order of columns belongs to the columns that were there.
     shapes_left = {} if permutations else remove_channels_(work)
@@ -161,7 +162,7 @@ def compress(
         stand_ins=stand_ins,
         constants=constants,
     )
-    fast = finish_faster(work, tried, norms, plan, trial)
+    fast = finish_faster(work, tried, norms, plan, answer)
     for name, why in found.left.items():
         plan_of(fast).rows.append(make_row(name, work.get_submodule(name), None, None, why=why))
     named = {row.layer for row in plan_of(fast).rows}
@@ -171,14 +172,14 @@ def compress(
     else:
         own(fast, model)
     offer_save_pretrained(fast)
-    if trial is not None:
+    if answer is not None:
         try:
-            trial.require(fast)
+            answer.require(fast)
         except UnlikeModel:
             if not release:
-                require_repeatable(_working_copy(model, masks, False), trial.example, trial.expected)
+                require_repeatable(_working_copy(model, masks, False), answer.example, answer.expected)
             raise
-        trial.warn_if_empty()
+        answer.warn_if_empty()
     return fast
 
 
@@ -189,7 +190,7 @@ def _working_copy(model: nn.Module, masks: Masks | None, release: bool) -> nn.Mo
     try:
         work = sharing(model).eval()
     except RuntimeError as error:
-        hint = "prune.remove makes the pruning of torch.nn.utils.prune permanent"
+        hint = "prune.remove makes the pruning of torch.nn.utils permanent, and remove_weight_norm its weight_norm"
         raise BadInput(f"The model cannot be copied ({first_line(error)}): {hint}.") from error
     if masks is not None and not release:
         mask_copy(work, masks)

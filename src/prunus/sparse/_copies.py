@@ -96,7 +96,7 @@ def input_shapes(
 
 
 @dataclass(frozen=True)
-class Trial:
+class ExpectedAnswer:
     """An example, and what a model answers to it; `exact` is False where values or inputs have fewer bits."""
 
     example: ModelInputs
@@ -137,7 +137,7 @@ class Trial:
                 "The compressed model could not be compared with the one it was made from: the answer to the example "
                 "holds no tensor of real numbers (in tuples, mappings and dataclasses).",
                 PrunusWarning,
-                stacklevel=3,
+                stacklevel=4,
             )
 
 

@@ -143,6 +143,7 @@ def _exactly(table: Tensor, dtype: torch.dtype) -> dict[str, Tensor]:
     return parts if torch.equal(widened(parts, table.dtype), table) else {}
 
 
+@torch.inference_mode(False)  # what is made in that mode can never be part of a gradient
 def load(path: str | os.PathLike[str], model: nn.Module) -> nn.Module:
     """The compressed model a file holds, in the shape of `model` (its weights do not matter: it may be on meta).
 
@@ -224,6 +225,10 @@ def _hollow(model: nn.Module) -> nn.Module:
         if id(tensor) in saved and id(tensor) not in memo:
             empty = torch.empty_like(tensor, device="meta")
             memo[id(tensor)] = nn.Parameter(empty, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else empty
+    for module in model.modules():  # computed from parameters (weight_norm), and again when the layer runs
+        for value in vars(module).values():
+            if isinstance(value, Tensor) and not value.is_leaf:
+                memo[id(value)] = value.detach()
     return copy.deepcopy(model, memo)
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
-from prunus.sparse._copies import Trial, sharing
+from prunus.sparse._copies import ExpectedAnswer, sharing
 from prunus.sparse._explain import make_row
 from prunus.sparse._measure import NOISE, Timing, in_turn
 from prunus.sparse._plan import SparsePlan, StoredLayer, describe, install, run_fused
@@ -46,34 +46,34 @@ def in_float32(one: Tried, packed: nn.Module, integers: Timing, plain: Timing) -
 
 
 def finish_faster(
-    work: nn.Module, tried: Sequence[Tried], norms: Mapping[str, str], plan: SparsePlan, trial: Trial | None
+    work: nn.Module, tried: Sequence[Tried], norms: Mapping[str, str], plan: SparsePlan, answer: ExpectedAnswer | None
 ) -> nn.Module:
     """The finished model, with float32 in the place of integers where that is faster.
 
     Fused layers hand bytes to each other, which a layer alone does not show: there the whole model is timed both ways.
     """
     plain = [one.plain or one for one in tried]
-    if not any(one.plain for one in tried) or not plan.fused or trial is None:
-        return _finish_best(work, plain, norms, plan, trial)
+    if not any(one.plain for one in tried) or not plan.fused or answer is None:
+        return _finish_best(work, plain, norms, plan, answer)
     other = sharing(work), [replace(one, packed=sharing(one.packed) if one.packed else None) for one in tried]
-    integers = _finish_best(*other, norms, copy.deepcopy(plan), trial)
-    mixed = _finish_best(work, plain, norms, plan, trial)
+    integers = _finish_best(*other, norms, copy.deepcopy(plan), answer)
+    mixed = _finish_best(work, plain, norms, plan, answer)
     with torch.no_grad():
-        seconds = in_turn([lambda: trial.example.run(integers), lambda: trial.example.run(mixed)])
+        seconds = in_turn([lambda: answer.example.run(integers), lambda: answer.example.run(mixed)])
     return mixed if seconds[1] < seconds[0] else integers
 
 
 def _finish_best(
-    work: nn.Module, tried: Sequence[Tried], norms: Mapping[str, str], plan: SparsePlan, trial: Trial | None
+    work: nn.Module, tried: Sequence[Tried], norms: Mapping[str, str], plan: SparsePlan, answer: ExpectedAnswer | None
 ) -> nn.Module:
     """The finished model; layers whose gain is a few microseconds are in it if the whole model runs faster so."""
-    if trial is None or all(one.sure == one.likely for one in tried):
-        return _finish(work, tried, norms, plan, [one.sure for one in tried], trial)
+    if answer is None or all(one.sure == one.likely for one in tried):
+        return _finish(work, tried, norms, plan, [one.sure for one in tried], answer)
     other = sharing(work), [replace(one, packed=sharing(one.packed) if one.packed else None) for one in tried]
-    without = _finish(*other, norms, copy.deepcopy(plan), [one.sure for one in tried], trial)
-    inside = _finish(work, tried, norms, plan, [one.likely for one in tried], trial)
+    without = _finish(*other, norms, copy.deepcopy(plan), [one.sure for one in tried], answer)
+    inside = _finish(work, tried, norms, plan, [one.likely for one in tried], answer)
     with torch.no_grad():
-        seconds = in_turn([lambda: trial.example.run(without), lambda: trial.example.run(inside)])
+        seconds = in_turn([lambda: answer.example.run(without), lambda: answer.example.run(inside)])
     return inside if seconds[1] < seconds[0] else without
 
 
@@ -83,7 +83,7 @@ def _finish(
     norms: Mapping[str, str],
     plan: SparsePlan,
     chosen: Sequence[bool],
-    trial: Trial | None,
+    answer: ExpectedAnswer | None,
 ) -> nn.Module:
     """The model with the chosen layers; fused where that was asked for and answers the example as the model does."""
     modules: dict[str, nn.Module] = {}
@@ -101,7 +101,7 @@ def _finish(
     if not plan.fused:
         return whole
     fused = run_fused(sharing(whole), plan)  # fusing changes layers, and these must be left where it fails
-    if trial is None or trial.holds(fused):
+    if answer is None or answer.holds(fused):
         return fused
     plan.fused = False
     return whole

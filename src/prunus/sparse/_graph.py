@@ -23,7 +23,7 @@ from torch.nn import functional
 from prunus import graph as graphs
 from prunus.errors import BadInput
 from prunus.sparse._embeddings import RoundedEmbedding
-from prunus.sparse._modules import BalancedLinear, PackedModule, SparseConv2d, watched
+from prunus.sparse._modules import BalancedLinear, PackedModule, SparseConv2d, require_float32, watched
 from prunus.sparse._region_graph import with_regions
 
 _RELU_FUNCTIONS = (functional.relu, torch.relu, torch.relu_)
@@ -144,6 +144,11 @@ class FusedGraph(fx.GraphModule):
             if name in self.__dict__:
                 setattr(found, name, copy.deepcopy(self.__dict__[name], memo))
         return found
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        if any(isinstance(part, PackedModule) for part in self.modules()):
+            require_float32(fn)
+        return super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # torch gives it no types
 
     def __reduce__(self) -> tuple[Any, ...]:
         _, parts = super().__reduce__()

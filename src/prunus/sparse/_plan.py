@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -14,7 +15,7 @@ from prunus.sparse._embeddings import DIGITS, SCALE, RoundedEmbedding
 from prunus.sparse._foreign import Cast, PaddedConv2d, SparseAttention
 from prunus.sparse._geometry import ConvGeometry
 from prunus.sparse._graph import ATTRIBUTE, fuse
-from prunus.sparse._modules import BalancedLinear, PackedModule, SparseConv2d
+from prunus.sparse._modules import BalancedLinear, PackedModule, SparseConv2d, require_float32
 from prunus.sparse._packed import Packed
 from prunus.sparse._recurrent import SparseGRU, SparseGRUCell, SparseLSTM, SparseLSTMCell
 from prunus.sparse._transformers import run_models_natively
@@ -255,7 +256,16 @@ def install(model: nn.Module, plan: SparsePlan, modules: dict[str, nn.Module]) -
             model.set_submodule(place, module)
     _close_fused_paths(model)
     setattr(model, ATTRIBUTE, plan)
+    if not isinstance(model, PackedModule) and any(isinstance(part, PackedModule) for part in model.modules()):
+        model._apply = functools.partial(_apply_to_all, model)  # type: ignore[method-assign]
     return model
+
+
+def _apply_to_all(model: nn.Module, fn: Any, recurse: bool = True) -> nn.Module:
+    """What `half` and `to` call: refused as a whole, where packed layers refuse it, not when others are done."""
+    require_float32(fn)
+    done: nn.Module = type(model)._apply(model, fn, recurse)
+    return done
 
 
 def run_fused(model: nn.Module, plan: SparsePlan) -> nn.Module:
