@@ -22,12 +22,13 @@ from prunus.recovery._copies import require_finite, take_over, working_copy
 from prunus.recovery._damage import Damage, around, damage, steps
 from prunus.recovery._descent import Descent
 from prunus.recovery._layer import LayerResult, rebuild
+from prunus.recovery._lookback import looks_back
 from prunus.recovery._moments import Moments, Stage, measure, settle, trace
 from prunus.recovery._progress import LayerProgress, progress
 from prunus.recovery._record import plain_layers
 from prunus.recovery._saved import Saved, saved
 from prunus.recovery._shelf import trim
-from prunus.recovery._units import UnitWalk, divide, evaluating, looks_back, runs
+from prunus.recovery._units import UnitWalk, divide, evaluating, runs
 from prunus.settings.recovery import ReconstructOptions
 from prunus.storage import digest, locked
 

@@ -20,7 +20,7 @@ from prunus.errors import BadInput
 from prunus.layers import Weight
 from prunus.recovery._parts import SettledParts, replaced_forward
 from prunus.recovery._record import Stop, is_batch_norm
-from prunus.recovery._shelf import Room, Shelf, leaves, map_tensors
+from prunus.recovery._shelf import Room, Shelf, map_tensors
 
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 _LISTS = (nn.ModuleList, nn.ModuleDict)
@@ -280,36 +280,6 @@ class UnitWalk:
         self.coming = None
         self.parts.clear()
         self.here += 1
-
-
-def looks_back(model: nn.Module, units: Sequence[str], batch: Batch, end: bool = False) -> bool:
-    """Does a unit need the output of another than the one before it, as skip connections between distant units do?
-
-    Found by replacing the outputs of all units but the last by NaN, which then shows in a unit's inputs. With `end` it
-    also counts if the model's own output needs another than that of the last unit, as that of branches that meet there.
-
-    Raises:
-        BadInput: if the model itself gives NaN or Inf on the batch.
-    """
-    walk = UnitWalk(model, units, [batch])
-    for unit in units:
-        args, kwargs = walk.inputs(0)
-        if not all(_finite(tensor) for tensor in leaves((args, kwargs))):
-            return True
-        output = walk.module(*args, **kwargs)
-        if not all(_finite(tensor) for tensor in leaves(output)):
-            raise BadInput(
-                f"The activations after {unit!r} hold NaN or Inf on the first batch: mend the model or the data."
-            )
-        walk.forms.append({0: map_tensors(output, _form)})
-        walk.outputs[0] = output
-        walk.here += 1
-    return end and not all(_finite(tensor) for tensor in leaves(walk.to_end(0)))
-
-
-def _finite(tensor: Tensor) -> bool:
-    # Masks of attention hold -inf by design.
-    return not tensor.is_floating_point() or not bool(torch.isnan(tensor).any())
 
 
 def _form(tensor: Tensor) -> Tensor:
