@@ -9,8 +9,8 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
-from prunus.errors import BadInput
-from prunus.layers import all_weights
+from prunus.errors import BadInput, first_line
+from prunus.layers import all_weights, listing
 
 
 def take_over(model: nn.Module, work: nn.Module) -> None:
@@ -31,7 +31,21 @@ def working_copy(model: nn.Module, names: Iterable[str], whole: bool) -> nn.Modu
     changing = {id(p) for name in names for p in known[name].module.parameters()}
     if whole:
         changing = {id(p) for p in model.parameters()}
-    return copy.deepcopy(model, {id(p): p for p in model.parameters() if id(p) not in changing})
+    try:
+        return copy.deepcopy(model, {id(p): p for p in model.parameters() if id(p) not in changing})
+    except RuntimeError as error:
+        found = {
+            name: value
+            for name, module in model.named_modules()
+            for value in vars(module).values()
+            if isinstance(value, Tensor) and not value.is_leaf
+        }
+        if not found:
+            raise BadInput(f"The model cannot be copied: {first_line(error)}.") from error
+        raise BadInput(
+            f"The model computes weights of {listing(found)} from others (torch.nn.utils.weight_norm or prune): make "
+            "them permanent with torch.nn.utils.remove_weight_norm or prune.remove, then reconstruct."
+        ) from None
 
 
 def require_finite(model: nn.Module) -> None:

@@ -283,11 +283,14 @@ class UnitWalk:
 
 
 def _form(tensor: Tensor) -> Tensor:
-    return torch.empty_like(tensor, device="meta")
+    """What is kept of an output that no unit to come reads: its form; of lengths and places the numbers too."""
+    if tensor.is_floating_point() or tensor.is_complex():
+        return torch.empty_like(tensor, device="meta")
+    return tensor.detach().clone()
 
 
 class Unread:
-    """Makes what stands for outputs that no unit to come should read: NaN, or zeros where there is no NaN.
+    """Makes what stands for outputs that no unit to come reads (`looks_back` has seen to it): NaN.
 
     The model may work on them in place, so each is a real tensor. All share memory until one was written to.
     """
@@ -296,8 +299,10 @@ class Unread:
         self.filled: dict[torch.dtype, tuple[Tensor, int]] = {}
 
     def __call__(self, form: Tensor) -> Tensor:
+        if not form.is_meta:
+            return form.clone()
         values, version = self.filled.get(form.dtype, (form.new_empty(0, device="cpu"), 0))
         if values._version != version or len(values) < form.numel():
-            values = torch.full((form.numel(),), torch.nan if form.is_floating_point() else 0, dtype=form.dtype)
+            values = torch.full((form.numel(),), torch.nan, dtype=form.dtype)
             self.filled[form.dtype] = values, values._version
         return values.as_strided(form.shape, form.stride())
