@@ -58,9 +58,11 @@ def test_weights_that_are_computed_are_refused_in_one_sentence(make: str) -> Non
     model, data = nn.Sequential(nn.Linear(16, 16), layer, nn.Linear(16, 4)), torch.randn(64, 16)
     model(data)
     before = [value.clone() for value in model.state_dict().values()]
-    with pytest.raises(BadInput, match=r"computes weights of 1 .*permanent"):
+    with pytest.raises(BadInput, match=r"weights of '1' are computed .* permanent"):
         prunus.reconstruct(model, 0.5, data, "unstructured", samples=64)
     assert all(torch.equal(one, two) for one, two in zip(before, model.state_dict().values()))
+    masks = prunus.reconstruct(model, 0.25, data, "unstructured", exclude=("1",), samples=64)
+    assert list(masks) == ["0.weight", "2.weight"]
     if make == "prune":
         prune.remove(layer, "weight")
     else:

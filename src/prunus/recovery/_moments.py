@@ -20,7 +20,7 @@ from prunus.recovery._calibration import FOLDS
 from prunus.recovery._record import Keep, Recorder, Stop, Use, added_to, norms_of, place, real, storage
 from prunus.recovery._shelf import trim
 from prunus.recovery._solve import Factors
-from prunus.recovery._units import UnitWalk
+from prunus.recovery._units import UnitWalk, missed
 
 PLENTY = 32
 """With so many places to a column, chance plays no part in a fit."""
@@ -214,9 +214,9 @@ def trace(
 
     with torch.no_grad(), Recorder(weights.values(), see, normed, keep, summed):
         call(model, batch)
-    missing = next((name for name in weights if name not in by_name), None)
-    if missing is not None:
-        raise BadInput(f"The data never reach {missing!r}: exclude that layer, or give data that use it.")
+    missing = [name for name in weights if name not in by_name]
+    if missing:
+        raise missed(missing)
     groups: dict[object, list[str]] = {}
     for name, found in by_name.items():
         whole = len(found) == 1 and found[0].rows == (0, _rows(found[0].weight))

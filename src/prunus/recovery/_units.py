@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from prunus.adapters import Batch, call
 from prunus.errors import BadInput
-from prunus.layers import Weight
+from prunus.layers import Weight, listing
 from prunus.recovery._parts import SettledParts, replaced_forward
 from prunus.recovery._record import Stop, is_batch_norm
 from prunus.recovery._shelf import Room, Shelf, map_tensors
@@ -55,19 +55,22 @@ def divide(model: nn.Module, weights: Mapping[str, Weight], batch: Batch, skip: 
     holders = {id(weight.module) for weight in weights.values()}
     names = _split(model, "", holders)
     order, counts = _order(model, batch)
+    lost: list[str] = []
     while True:
         wrong = next((name for name in names if name and counts.get(name, 0) != 1), None)
         if wrong is None:
             break
         if not _is_reached(model, wrong, counts):
-            if not skip:
-                raise _never_reached(model, wrong, weights)
+            lost.append(wrong)
             names.remove(wrong)
             continue
         above = wrong.rpartition(".")[0]  # runs several times: the module around it is the unit
         while above and not counts.get(above) and isinstance(model.get_submodule(above), _LISTS):
             above = above.rpartition(".")[0]
         names = [name for name in names if not _inside(name, above)] + [above]
+    if lost and not skip:
+        inside = {id(module) for name in lost for module in model.get_submodule(name).modules()}
+        raise missed(weight.name for weight in weights.values() if id(weight.module) in inside)
     return sorted(names, key=lambda name: order.get(name, 0))
 
 
@@ -135,11 +138,13 @@ def _is_reached(model: nn.Module, name: str, counts: Mapping[str, int]) -> bool:
     return bool(counts.get(name)) or attention or _runs_unseen(model, name)
 
 
-def _never_reached(model: nn.Module, name: str, weights: Mapping[str, Weight]) -> BadInput:
-    inside = {id(module) for module in model.get_submodule(name).modules()}
-    lost = next(weight.name for weight in weights.values() if id(weight.module) in inside)
+def missed(names: Iterable[str]) -> BadInput:
+    """What is said of weights that the data do not reach and that are needed."""
+    found = [repr(name) for name in names]
+    them = "it" if len(found) == 1 else "them"
     return BadInput(
-        f"The data never reach {lost!r}: the model does not run that layer on them; exclude it, or give other data."
+        f"The data never reach {listing(found, 20)}: the model does not use {them} on the first batch; exclude {them}, "
+        "or give other data or larger batches."
     )
 
 
