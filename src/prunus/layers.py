@@ -41,7 +41,11 @@ __all__ = [
 LINEAR, CONVOLUTION, TRANSPOSED, CONV1D = "linear", "convolution", "transposed convolution", "Conv1D"
 RECURRENT, ATTENTION, EMBEDDING = "recurrent", "attention", "embedding"
 
-LEFT_DENSE = {"skipped": "does not fit the pattern", "unrecognised": "is of no known kind"}
+LEFT_DENSE = {
+    "skipped": "does not fit the pattern",
+    "unrecognised": "is of no known kind",
+    "unreached": "is never reached by the data",
+}
 """The notes of masks that name weights which stay dense without having been excluded, and why they do."""
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import ctypes
+import pickle
 import random
 from collections.abc import Callable
 from typing import Any
@@ -51,7 +53,18 @@ READS = {
     "numpy array": caught(lambda h: bool(np.asarray(h.detach()).max() > 30)),
     "item": caught(lambda h: h.abs().max().item() > 30),
     "list": caught(lambda h: h.max().tolist() > 30),
+    "repr": caught(lambda h: float(repr(h.detach().max())[7:-1]) > 30),
+    "str": caught(lambda h: float(str(h.detach().max())[7:-1]) > 30),
+    "format": caught(lambda h: float(f"{h.detach().max()}") > 30),
+    "memory": caught(lambda h: ctypes.c_float.from_address(h.max().data_ptr()).value > 30),
+    "storage": caught(lambda h: bytes(h.max().untyped_storage())[3] > 65),
+    "pickle": caught(lambda h: len(pickle.dumps(h)) > 0),
     "logged": lambda h: (str(h.mean().item()), h)[1],
+}
+COUNTS = {
+    "chosen": caught(lambda h: h[h > 30].numel() > 0),
+    "not zero": caught(lambda h: len((h > 30).nonzero()) > 0),
+    "places": caught(lambda h: len(torch.where(h > 30)[0]) > 0),
 }
 RANDOM = {
     "uniform": lambda h: h * torch.where(torch.empty(()).uniform_() < 0.999, 1.0, 50.0),
@@ -72,6 +85,7 @@ ALONE = {
 }
 CASES = {
     **{f"reads {name}": (case, "out of its tensors") for name, case in READS.items()},
+    **{f"counts {name}": (case, "values") for name, case in COUNTS.items()},
     **{f"random {name}": (case, "random") for name, case in RANDOM.items()},
     **{f"size in a {name}": (case, "batch size as a number") for name, case in SIZES.items()},
     **{f"alone: {name}": (case, "one example") for name, case in ALONE.items()},

@@ -15,7 +15,7 @@ import prunus
 from prunus.adapters import as_batch
 from prunus.errors import BadInput, PrunusWarning
 from prunus.layers import prunable_weights
-from prunus.recovery import ReconstructOptions, _reconstruct
+from prunus.recovery import ReconstructOptions, _plan, _reconstruct
 from prunus.recovery._moments import trace
 from prunus.recovery._units import divide
 
@@ -288,7 +288,7 @@ def test_a_run_broken_off_goes_on_and_ends_in_the_same_bytes(
     with pytest.raises(KeyboardInterrupt):
         wanted(broken, 0.5, inputs, options=options, **call)
     assert same(broken.state_dict(), dense.state_dict())
-    monkeypatch.setattr(_reconstruct, "damage", lambda *args: pytest.fail("measured twice"))
+    monkeypatch.setattr(_plan, "damage", lambda *args: pytest.fail("measured twice"))
     stop, first = 10**6, len(done)
     again = wanted(broken, 0.5, inputs, options=options, **call)
     assert 0 < len(done) - first <= len(masks)
@@ -390,6 +390,34 @@ class Lazy(nn.Module):
         return self.used(x)
 
 
+def test_what_the_data_never_reach_is_named_at_once_and_stays_dense() -> None:
+    class Spare(Lazy):
+        def __init__(self) -> None:
+            super().__init__()
+            self.heads = nn.ModuleList([nn.Linear(16, 16), nn.Linear(16, 16)])
+
+    torch.manual_seed(0)
+    model, data = Spare(), torch.randn(64, 16)
+    dense, lost = copy.deepcopy(model), ["unused.weight", "heads.0.weight", "heads.1.weight"]
+    with pytest.warns(PrunusWarning, match="unused.weight, heads.0.weight, heads.1.weight"):
+        masks = prunus.reconstruct(model, 0.5, data, "unstructured", samples=64)
+    assert list(masks) == ["used.weight"] == list(masks.notes["layers"])
+    assert masks.notes["unreached"] == lost
+    assert float((model.used.weight == 0).float().mean()) == masks.sparsity == masks.notes["reached"] == 0.5
+    assert torch.equal(model.unused.weight, dense.unused.weight)
+    with pytest.raises(prunus.BadInput, match=r"never reach 'heads.0.weight', 'heads.1.weight'"):
+        prunus.reconstruct(model, {"used": 0.5, "heads": 0.5}, data, "unstructured", samples=64)
+    given, model = prunus.find_masks(dense, 0.5), copy.deepcopy(dense)
+    with pytest.warns(PrunusWarning, match="nothing fitted"):
+        masks = prunus.reconstruct(model, None, data, masks=given, samples=64)
+    assert masks == given
+    assert masks.notes["unfitted"] == lost
+    assert list(masks.notes["layers"]) == ["used.weight"]
+    assert all(bool((model.get_parameter(name)[~mask] == 0).all()) for name, mask in masks.items())
+    with pytest.raises(prunus.BadInput, match=r"never reach 'unused.weight', 'heads.0.weight', 'heads.1.weight'"):
+        prunus.recovery.measure_damage(dense, data, "unstructured", samples=64)
+
+
 def refusals() -> dict[str, tuple[nn.Module, dict[str, Any], str]]:
     x = torch.randn(32, 16)
     broken = x.clone()
@@ -404,7 +432,7 @@ def refusals() -> dict[str, tuple[nn.Module, dict[str, Any], str]]:
         "plain dictionary": (model, {"data": x, "masks": {"0.weight": 1}}, "masks must be prunus.Masks"),
         "samples": (model, {"data": x, "samples": 0}, "samples is 0"),
         "wrong shape": (model, {"data": torch.randn(32, 8)}, "16"),
-        "unreached": (Lazy(), {"data": x}, "never reach 'unused.weight'"),
+        "unreached": (Lazy(), {"data": x, "sparsity": {"unused": 0.5}}, "never reach 'unused.weight'"),
         "typo": (model, {"data": x, "pattern": "balnced:16"}, "did you mean"),
         "no sparsity": (model, {"data": x, "sparsity": None}, "Give a sparsity"),
         "seed": (model, {"data": x, "seed": 1.5}, "seed is 1.5"),

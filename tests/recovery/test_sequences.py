@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -88,3 +90,31 @@ def test_a_student_learns_all_that_the_decoder_answers() -> None:
         teacher.words.weight[9] += 1.0
     _, loss, _ = _Matching(student, teacher, (), DistilOptions(hidden=0.0), 1.0)(data, torch.zeros(3))
     assert float(loss) > 0.01
+
+
+class _Packed(nn.Module):
+    """A recurrent network over sequences packed by their lengths, as torch packs them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.again, self.last = nn.Linear(8, 16), nn.Linear(16, 16), nn.Linear(16, 4)
+        self.cells = nn.LSTM(16, 16, batch_first=True)
+
+    def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
+        hidden = torch.relu(self.first(x))
+        packed = nn.utils.rnn.pack_padded_sequence(hidden, lengths, batch_first=True, enforce_sorted=False)
+        hidden, _ = nn.utils.rnn.pad_packed_sequence(self.cells(packed)[0], batch_first=True, total_length=x.shape[1])
+        return self.last(torch.relu(self.again(hidden)))
+
+
+def test_packed_sequences_between_layers() -> None:
+    torch.manual_seed(0)
+    data = {"x": torch.randn(256, 5, 8), "lengths": torch.randint(1, 6, (256,))}
+    model = _Packed()
+    dense, plain = copy.deepcopy(model), copy.deepcopy(model)
+    masks = prunus.reconstruct(model, 0.5, data, "unstructured", samples=256)
+    prunus.prune(plain, 0.5)
+    with torch.no_grad():
+        there, here, poor = (each(**data) for each in (dense, model, plain))
+    assert {"cells.weight_ih_l0", "cells.weight_hh_l0", "last.weight"} <= set(masks)
+    assert float((here - there).norm()) < 0.7 * float((poor - there).norm())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 from pathlib import Path
 from typing import Any
 
@@ -253,3 +254,41 @@ def test_other_models_are_left_alone() -> None:
     decoder = bert(is_decoder=True)
     prunus.compress(decoder, select="always", fuse=True)  # causal: known only as an encoder
     assert read_block(decoder.encoder.layer[0]) is None
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_rows_of_padding_alone_agree(attention: str) -> None:
+    model = bert(attn_implementation=attention)
+    plain, native = both(model)
+    words, mask = torch.randint(0, 99, (3, 7)), torch.ones(3, 7, dtype=torch.long)
+    mask[0] = 0
+    mask[1, 5:] = 0
+    with torch.no_grad():
+        expected, found = plain(words, attention_mask=mask), native(words, attention_mask=mask)
+    assert all(ran(native))
+    close(found.last_hidden_state, expected.last_hidden_state)
+    close(found.last_hidden_state, model(words, attention_mask=mask).last_hidden_state)
+
+
+@pytest.mark.parametrize("fuse", [False, True])
+def test_a_pickled_model_writes_itself_as_before(fuse: bool, tmp_path: Path) -> None:
+    """The library's own method would write a folder that its loader fills with random weights."""
+    model = bert()
+    words, body = torch.randint(0, 99, (2, 7)), io.BytesIO()
+    fast = prunus.compress(model, select="always", fuse=fuse)
+    torch.save(fast, body)
+    body.seek(0)
+    for number, one in enumerate((torch.load(body, weights_only=False), copy.deepcopy(fast))):
+        assert one.save_pretrained.args[0] is one
+        one.save_pretrained(tmp_path / str(number))
+        again = prunus.sparse.load_pretrained(tmp_path / str(number))
+        with torch.no_grad():
+            close(again(words).last_hidden_state, model(words).last_hidden_state)
+
+
+def test_a_file_where_the_folder_should_be_is_named(tmp_path: Path) -> None:
+    (tmp_path / "afile").touch()
+    fast = prunus.compress(bert(), select="always")
+    for place in (tmp_path / "afile", tmp_path / "afile" / "x"):
+        with pytest.raises(prunus.BadInput, match="a file is in the way: name a folder"):
+            fast.save_pretrained(place)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import pickle
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,7 +14,7 @@ from torch.nn.utils import prune as torch_prune
 
 import prunus
 from prunus.errors import BadInput
-from prunus.sparse import BalancedLinear, SparseConv2d, _compress, compress, explain
+from prunus.sparse import BalancedLinear, SparseConv2d, _compress, _finish, compress, explain
 from prunus.sparse._graph import batch_norm_pairs
 from prunus.sparse._measure import Timing
 
@@ -141,7 +143,7 @@ def test_layers_that_may_gain_are_judged_inside_the_model(fuse: bool, monkeypatc
     monkeypatch.setattr(_compress, "compare", lambda *_, **__: Timing(10e-6, next(gains), (2, 32)))
     for seconds, packed in (([1.0, 2.0], 1), ([2.0, 1.0], 3)):
         monkeypatch.setattr(
-            _compress, "in_turn", lambda runs, seconds=seconds: [run() is None for run in runs] and seconds
+            _finish, "in_turn", lambda runs, seconds=seconds: [run() is None for run in runs] and seconds
         )
         fast = compress(model, example=x, fuse=fuse)
         assert sum(row.format != "dense" for row in explain(fast)) == packed
@@ -297,3 +299,29 @@ def test_runs_beside_dense_layers_under_autocast() -> None:
             x.requires_grad_()
             fast(x).float().sum().backward()
         assert bool(x.grad.isfinite().all())
+
+
+@pytest.mark.parametrize("fuse", [False, True])
+def test_what_is_made_in_inference_mode_gives_gradients(fuse: bool, tmp_path: Path) -> None:
+    model = pruned(nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 16)), 0.5)
+    x = torch.randn(4, 64)
+    with torch.inference_mode():
+        fast = compress(model, example=x, select={"0": True, "2": False}, fuse=fuse)
+        again = prunus.sparse.load(prunus.sparse.save(fast, tmp_path / "fast"), model)
+        layer = BalancedLinear.from_dense(model[0])
+    for one in (fast, again, layer):
+        inputs = x.clone().requires_grad_()
+        one(inputs).sum().backward()
+        assert inputs.grad is not None
+
+
+@pytest.mark.parametrize("fuse", [False, True])
+@pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16])
+def test_a_model_that_cannot_be_narrowed_stays_as_it_is(fuse: bool, kind: torch.dtype) -> None:
+    model = pruned(nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64), nn.Linear(64, 16)), 0.5)
+    x = torch.randn(4, 64)
+    fast = compress(model, select={"0": False, "2": True}, fuse=fuse)
+    for one in (fast, copy.deepcopy(fast), pickle.loads(pickle.dumps(fast))):
+        with pytest.raises(BadInput, match="cannot be converted"):
+            one.to(kind)
+        assert torch.equal(one.float().to("cpu")(x), fast(x))

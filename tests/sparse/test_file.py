@@ -251,3 +251,16 @@ def test_what_was_fused_is_not_compressed_again(tmp_path: Path) -> None:
         compress(fused)
     with pytest.raises(BadInput, match="compress the whole pruned model"):
         save(compress(Classifier(fused)), tmp_path / "net.safetensors")
+
+
+def test_a_model_with_weight_norm_beside_its_packed_layers_comes_back(tmp_path: Path) -> None:
+    def made() -> nn.Module:
+        return nn.Sequential(nn.utils.weight_norm(nn.Linear(64, 64)), nn.ReLU(), nn.Linear(64, 16))
+
+    model, x = made().eval(), torch.randn(4, 64)
+    with torch.no_grad():
+        model(x)
+    prunus.prune(model, 0.5, pattern="balanced:16")
+    path = prunus.sparse.save(prunus.compress(model, example=x, select="always"), tmp_path / "fast")
+    with torch.no_grad():
+        torch.testing.assert_close(prunus.sparse.load(path, made())(x), model(x), rtol=1e-4, atol=1e-5)

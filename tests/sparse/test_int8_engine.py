@@ -39,3 +39,13 @@ def test_a_language_model_is_called_as_itself() -> None:
     data = [{"input_ids": row, "labels": row} for row in ids]
     before, after = (prunus.training.metrics.measure("perplexity", one, data) for one in (model, engine))
     assert after == pytest.approx(before, rel=0.02)
+
+
+@pytest.mark.parametrize("onnx", [True, False])
+def test_the_model_stays_in_its_mode(onnx: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = nn.Sequential(nn.Linear(64, 32), nn.Dropout(), nn.Linear(32, 8))
+    model[0].eval()
+    if not onnx:
+        monkeypatch.setattr("prunus.sparse._int8._quantised", lambda *_: 1 / 0)
+    int8_engine(model, torch.randn(16, 64))
+    assert [module.training for module in model.modules()] == [True, False, True, True]

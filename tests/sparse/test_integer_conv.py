@@ -16,7 +16,7 @@ from torch.nn import functional
 import prunus
 from prunus.errors import BadFile, BadInput
 from prunus.sparse import BalancedLinear, SparseConv2d
-from prunus.sparse._compress import _in_float32, _Tried
+from prunus.sparse._finish import Tried, in_float32
 from prunus.sparse._geometry import ConvGeometry
 from prunus.sparse._integer import integer_conv2d, integer_linear
 from prunus.sparse._integer_ops import run_conv2d, run_linear
@@ -405,11 +405,11 @@ def test_float32_takes_the_place_of_slower_integers() -> None:
         module = fast.get_submodule(row.layer)
         assert module.integer == (row.why == ""), row
         assert row.why == "" or ("float32" in row.format and row.why.startswith("float32: integer products take"))
-    one = _Tried("a", nn.Linear(16, 16), None, packed[0], packed[0], True, True)
+    one = Tried("a", nn.Linear(16, 16), None, packed[0], packed[0], True, True)
     layer = BalancedLinear.from_dense(nn.Linear(16, 16))
     slow, quick = Timing(3e-5, 2e-5, (1, 16)), Timing(3e-5, 1e-5, (1, 16))
-    assert _in_float32(one, layer, quick, slow) is None
-    taken = _in_float32(one, layer, slow, quick)
+    assert in_float32(one, layer, quick, slow) is None
+    taken = in_float32(one, layer, slow, quick)
     assert taken is not None
     assert "20.0 instead of 10.0" in taken.row.why
 

@@ -163,3 +163,26 @@ def test_special_inputs_reach_the_state() -> None:
     with torch.no_grad():
         huge = fast(torch.full((3, 1, 16), 1e30))[0]
         torch.testing.assert_close(huge, dense(torch.full((3, 1, 16), 1e30))[0], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["LSTM", "GRU"])
+def test_states_of_another_shape_are_refused_as_torch_does(kind: str) -> None:
+    dense, x = getattr(nn, kind)(16, 32, num_layers=2), torch.randn(5, 3, 16)
+    prunus.prune(dense, 0.5)
+    cell = getattr(nn, kind + "Cell")(16, 32)
+    prunus.prune(cell, 0.5)
+    pair = (lambda h: (h, h)) if kind == "LSTM" else (lambda h: h)
+    fast = getattr(_recurrent, "Sparse" + kind).from_dense(dense)
+    step = getattr(_recurrent, f"Sparse{kind}Cell").from_dense(cell)
+    fast(x, pair(torch.zeros(2, 3, 32)))
+    for shape in ((3, 3, 32), (2, 1, 32), (2, 3, 31), (1, 3, 32), (2, 32)):
+        for layer, kinds in ((dense, (RuntimeError, IndexError)), (fast, BadInput)):
+            with pytest.raises(kinds), torch.no_grad():
+                layer(x, pair(torch.zeros(shape)))
+    step(x[0], pair(torch.zeros(3, 32)))
+    for shape in ((1, 32), (3, 31), (4, 32)):
+        for layer, kinds in ((cell, (RuntimeError,)), (step, BadInput)):
+            with pytest.raises(kinds), torch.no_grad():
+                layer(x[0], pair(torch.zeros(shape)))
+    single = fast(x[:, 0], pair(torch.zeros(2, 32)))[0]
+    assert single.shape == (5, 32)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 from collections.abc import Callable, Iterable, Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -189,5 +191,15 @@ def output_tensors(output: Any) -> list[Tensor]:
     """Every floating-point tensor in an output, in order; caches and other objects are left out."""
     if isinstance(output, Tensor):
         return [output] if output.is_floating_point() else []
-    parts = output.values() if isinstance(output, Mapping) else output if isinstance(output, (tuple, list)) else ()
-    return [tensor for part in parts for tensor in output_tensors(part)]
+    return [tensor for part in _parts(output) for tensor in output_tensors(part)]
+
+
+def _parts(output: Any) -> Iterable[Any]:
+    """What lies in a mapping, a tuple, a list or a dataclass; nothing else is opened."""
+    if isinstance(output, Mapping):
+        return output.values()
+    if isinstance(output, (tuple, list)):
+        return output
+    if dataclasses.is_dataclass(output) and not isinstance(output, type):
+        return [getattr(output, field.name) for field in dataclasses.fields(output)]
+    return vars(output).values() if isinstance(output, SimpleNamespace) else ()

@@ -145,7 +145,7 @@ def certified(
     shape = input_shape(original, domain.shape, example)
     options.say("reading the networks")
     pair = read_pair(original, other, shape, graph=shared_graph(original, pruned, shape))
-    region = domain.region(shape)
+    pair, region = pair.on(domain.region(shape))
     found = Bounds(pair, options).of(region, norm)
     check_reading(pair, (model, other), region, seed)
     certificate = Certificate(

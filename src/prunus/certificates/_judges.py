@@ -14,7 +14,7 @@ from prunus.certificates.bounds.recursion import LayerNorms
 from prunus.certificates.domains import Ball, Box, Domain, Samples
 from prunus.certificates.prover.labels import certify_labels
 from prunus.certificates.reading.pair import input_shape, read_pair
-from prunus.certificates.statistics import certify_statistically, halves
+from prunus.certificates.statistics import Statistic, certify_statistically, halves
 from prunus.contract import Masks
 from prunus.errors import BadInput
 
@@ -25,9 +25,11 @@ _HAIR = 1.001
 
 @dataclass(frozen=True)
 class OnData:
-    """Plan against a statistical error: the budget holds for all but a `probability` bounded with `confidence`.
+    """Plan against a statistical error: with `confidence`, few inputs exceed the plan's bound.
 
-    The data are split: one half guides the search, the other gives the final statement.
+    How few is the plan's `probability`. The data are split: one half guides the search, the other confirms what it
+    found. Where that fails, a little less is pruned and tried again: the first try takes half of the risk
+    1 - confidence, the second a quarter, and so on, so that all of them together take no more than the risk.
 
     Attributes:
         data: At least four points, as `certify_statistically` takes them.
@@ -89,7 +91,12 @@ class Search(Protocol):
 
 
 class Judge(Protocol):
-    """Bounds the error of masks; `quick` may be looser; `confirm` decides about the levels found."""
+    """Bounds the error of masks; `quick` may be looser; `confirm` decides about the levels found.
+
+    `probability` is how many inputs may exceed the bound of what was confirmed; None where none may.
+    """
+
+    probability: float | None
 
     def __call__(self, masks: Masks, levels: Mapping[str, float]) -> float: ...
 
@@ -100,6 +107,8 @@ class Judge(Protocol):
 
 class _CertifiedJudge:
     """The certificate on a domain; norms of layers are remembered by their level."""
+
+    probability: float | None = None
 
     def __init__(self, model: nn.Module, domain: Domain, error: float, settings: PlanSettings) -> None:
         self._original, _ = prepared(model, copy.deepcopy(model))
@@ -112,13 +121,14 @@ class _CertifiedJudge:
 
     def _bounds(self, masks: Masks, levels: Mapping[str, float], options: CertifyOptions) -> float:
         _, pruned = prepared(self._original, masks)
-        bounds = Bounds(read_pair(self._original, pruned, self._shape, graph=self._graph), options)
+        pair, region = read_pair(self._original, pruned, self._shape, graph=self._graph).on(self._region)
+        bounds = Bounds(pair, options)
         by_layer = {name.rpartition(".")[0]: level for name, level in levels.items()}
         names = [step.name for step in bounds.pair.steps]
         for number, name in enumerate(names):
             if names.count(name) == 1 and (name, by_layer.get(name, 0.0)) in self._norms:
                 bounds.norms.put(number, self._norms[name, by_layer.get(name, 0.0)])
-        found = bounds.of(self._region).bound
+        found = bounds.of(region).bound
         for number, norm in bounds.norms.known():
             self._norms[names[number], by_layer.get(names[number], 0.0)] = norm
         return found
@@ -158,28 +168,35 @@ class _StatisticalJudge:
     def __init__(self, model: nn.Module, where: OnData) -> None:
         self._model, self._where = model, where
         self._guide, self._held = halves(where.data)
+        self.probability: float | None = None
 
     def __call__(self, masks: Masks, levels: Mapping[str, float]) -> float:
-        return self._on(self._guide, masks)
+        return self._on(self._guide, masks).bound
 
     def quick(self, masks: Masks, levels: Mapping[str, float]) -> float:
-        return self._on(self._guide, masks)
+        return self._on(self._guide, masks).bound
 
-    def _on(self, inputs: Any, masks: Masks, comparisons: int = 1) -> float:
+    def _on(self, inputs: Any, masks: Masks, shares: int = 1) -> Statistic:
+        """The statistic of masks that take one of `shares` equal parts of the risk."""
         where = self._where
-        found = certify_statistically(
-            self._model, masks, inputs, None, where.confidence, exceedances=where.exceedances, comparisons=comparisons
+        return certify_statistically(
+            self._model, masks, inputs, None, where.confidence, exceedances=where.exceedances, comparisons=shares
         )
-        return found.bound
 
     def confirm(self, search: Search, levels: dict[str, float]) -> dict[str, float]:
-        """Step back until the held-out half agrees; the bound then shown is that half's."""
+        """Step back until the held-out half agrees; the bound then shown is that half's.
+
+        Which masks are tried does not depend on the held-out half, only how many: try number t takes 1/2^t of the risk.
+        """
+        tries = 0
         for _ in range(40):
             masks = search.masks(levels)
             if masks is not None:
-                value = self._on(self._held, masks)
-                if value <= search.error:
-                    search.learn(levels, value)
+                tries += 1
+                found = self._on(self._held, masks, 2**tries)
+                if found.bound <= search.error:
+                    search.learn(levels, found.bound)
+                    self.probability = found.probability
                     return levels
             levels = {name: level * 0.95 for name, level in levels.items()}
         raise BadInput(f"No pruning found on one half of the data stays within {search.error:.4g} on the other half.")
@@ -187,6 +204,8 @@ class _StatisticalJudge:
 
 class _LabelJudge:
     """The share of the points whose label is not proved to stay everywhere within their radius."""
+
+    probability: float | None = None
 
     def __init__(self, model: nn.Module, points: Samples, settings: PlanSettings) -> None:
         self._model, self._points = model, points

@@ -79,6 +79,8 @@ class Plan:
         curve: (sparsity, bound) of every combination certified on the way, sparsest last.
         scan: Every layer alone, at every level of the scan.
         uniform: Sparsity of the best uniform pruning found within the budget.
+        probability: On data, the largest share of the distribution's inputs that exceed the bound, with the confidence
+            of `OnData`; None where no input of the domain does.
 
     Example:
         >>> model = prunus.models.make("fc:8-16-4", seed=0).eval()
@@ -95,6 +97,7 @@ class Plan:
     curve: tuple[tuple[float, float], ...]
     scan: tuple[ScanRow, ...]
     uniform: float
+    probability: float | None = None
 
     @property
     def sparsity(self) -> float:
@@ -108,6 +111,7 @@ class Plan:
             "bound": self.bound,
             "error": self.error,
             "uniform": self.uniform,
+            "probability": self.probability,
             "layers": [{**vars(layer), "sparsity": layer.sparsity} for layer in self.layers],
             "curve": [list(point) for point in self.curve],
             "scan": [vars(row) for row in self.scan],
@@ -277,7 +281,8 @@ class _Search:
         rows = tuple(PlannedLayer(r.name, r.shape, r.total, r.kept, alone.get(r.name, 0.0)) for r in masks.layers)
         table = tuple(ScanRow(name, level, value) for name, points in scan.items() for level, value in points)
         share = self.removed(uniform) / max(1, sum(self.sizes.values()))
-        return Plan(masks, self.bound(best), self.error, rows, tuple(sorted(set(self.curve))), table, share)
+        curve = tuple(sorted(set(self.curve)))
+        return Plan(masks, self.bound(best), self.error, rows, curve, table, share, self._judge.probability)
 
     def _uniform(self) -> dict[str, float]:
         """The best uniform sparsity: bisection over the grid, then between its last two points."""

@@ -126,7 +126,7 @@ def _descriptions(kept: Certificate, found: Combined) -> Iterator[tuple[str, flo
 def _moved(pair: Pair, kept: Certificate) -> float:
     """How far the witness moves the output; nothing where it is outside of the domain."""
     assert kept.witness is not None
-    region = kept.domain.region(tuple(kept.witness.shape))
+    _, region = pair.on(kept.domain.region(tuple(kept.witness.shape)))
     around = kept.witness.double()[None].expand(region.points, *kept.witness.shape)
     nearest = region.project(around, region.centres)
     if float((nearest - around).abs().flatten(1).amax(1).min()) > 1e-6 * (1 + float(around.abs().max())):

@@ -17,9 +17,11 @@ from prunus.errors import BadInput
 
 _READS = (
     *("item", "tolist", "numpy", "__array__", "__dlpack__", "__bool__", "__float__", "__int__", "__index__"),
-    *("__contains__", "equal", "allclose", "is_nonzero"),
+    *("__contains__", "equal", "allclose", "is_nonzero", "__complex__", "__repr__", "__str__", "__format__"),
+    *("data_ptr", "storage", "untyped_storage", "__reduce_ex__"),
+    *("nonzero", "argwhere", "masked_select", "unique", "unique_consecutive", "bincount"),
 )
-"""Functions that take the values of a tensor out into Python."""
+"""Functions that take the values of a tensor out into Python: as numbers, text, memory, or the size of a result."""
 
 _SEEN = "_prunus_depends_on_the_input"
 
@@ -38,12 +40,22 @@ class _Watch(TorchFunctionMode):
         self.called.append(name)
         leaves = pytree.tree_leaves((args, kwargs))
         if any(isinstance(leaf, Tensor) and hasattr(leaf, _SEEN) for leaf in leaves):
-            if name in _READS:
+            if name in _READS or _chooses(name, args):
                 self.reads.append(name.strip("_"))
             for leaf in pytree.tree_leaves(result):
                 if isinstance(leaf, Tensor):
                     setattr(leaf, _SEEN, True)
         return result
+
+
+def _chooses(name: str, args: Any) -> bool:
+    """Whether a call keeps the entries that a condition on values picks: their number is then a value too."""
+    if name == "where":
+        return len(args) == 1
+    if name != "__getitem__":
+        return False
+    picked = pytree.tree_leaves(args[1])
+    return any(isinstance(leaf, Tensor) and leaf.dtype is torch.bool and hasattr(leaf, _SEEN) for leaf in picked)
 
 
 def check_run(model: nn.Module, inputs: Tensor, which: str) -> None:

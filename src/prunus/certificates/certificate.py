@@ -19,6 +19,8 @@ from prunus.errors import BadFile
 from prunus.storage import digest, read_record, write_record
 
 _FORMAT = "prunus-certificate-1"
+_LOSS_FACTORS: Mapping[int | str, float] = {2: math.sqrt(2.0), "max": 2.0}
+"""The dual norms of the gradient of the cross-entropy, by the norm of a certificate."""
 
 
 @dataclass(frozen=True)
@@ -114,8 +116,13 @@ class Certificate:
 
     @property
     def loss_bound(self) -> float | None:
-        """Largest change of the cross-entropy: sqrt(2) times the bound on the logits."""
-        return math.sqrt(2.0) * self.bound if self.logits else None
+        """Largest change of the cross-entropy of one row of logits, or of its mean over several rows.
+
+        Its gradient is what the softmax gives less the label: both sum to 1, so their difference has a 2-norm of at
+        most sqrt(2) and entries whose magnitudes sum to at most 2. The loss moves by at most sqrt(2) times a bound in
+        the 2-norm, and by at most 2 times a bound on the largest entry.
+        """
+        return _LOSS_FACTORS[self.norm] * self.bound if self.logits else None
 
     @property
     def statement(self) -> str:

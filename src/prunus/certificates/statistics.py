@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from prunus import adapters
 from prunus.certificates._certify import Bounds, CertifyOptions, prepared, shared_graph
 from prunus.certificates.domains import Ball, Box, Domain, Samples
+from prunus.certificates.prover.goals import no_label
 from prunus.certificates.reading.pair import input_shape, read_pair
 from prunus.contract import Masks, Pattern
 from prunus.errors import BadInput
@@ -35,11 +36,13 @@ class Statistic:
         exceedances: How many of them lie beyond the bound.
         median: Median of the distances.
         largest: Largest of the distances.
-        agreement: Share of points with the same label.
+        agreement: Share of points with the same label, the largest of one row of outputs.
         agreement_low: Its one-sided lower confidence bound.
         kept_by_margin: Share of points whose label is safe because the original's margin exceeds sqrt(2) times the
             distance (ledger P-27).
         median_margin: Median of the original's margins.
+        unlabelled: Why nothing is said about labels (a single output, or several rows): the four fields before are
+            None then. None where there are labels.
 
     Example:
         >>> model = prunus.models.make("fc:8-16-4", seed=0).eval()
@@ -55,18 +58,20 @@ class Statistic:
     exceedances: int
     median: float
     largest: float
-    agreement: float
-    agreement_low: float
-    kept_by_margin: float
-    median_margin: float
+    agreement: float | None
+    agreement_low: float | None
+    kept_by_margin: float | None
+    median_margin: float | None
+    unlabelled: str | None = None
 
     @property
     def statement(self) -> str:
         """The certificate in words."""
+        labels = "" if self.agreement_low is None else f", and at least {self.agreement_low:.2%} keep their label"
         return (
             f"With confidence {self.confidence:.4g}, at most {self.probability:.3%} of the inputs of this "
             f"distribution move the output by more than {self.bound:.4g} ({self.exceedances} of {self.points} points "
-            f"did), and at least {self.agreement_low:.2%} keep their label."
+            f"did){labels}."
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -76,9 +81,12 @@ class Statistic:
 
 @dataclass(frozen=True, eq=False)
 class _Measured:
+    """Distances (points,); margins and equal labels too, or why the outputs have no labels."""
+
     distances: Tensor
-    margins: Tensor
-    same: Tensor
+    margins: Tensor | None
+    same: Tensor | None
+    unlabelled: str | None
 
 
 def certify_statistically(
@@ -118,8 +126,7 @@ def certify_statistically(
         0.0295
     """
     confidence = _confidence(confidence)
-    if error is not None and not (math.isfinite(error) and error >= 0):
-        raise BadInput(f"The error is {error}: it must be 0 or a positive number.")
+    _check_counts(error, exceedances, comparisons)
     found = _measure(*prepared(model, pruned), _inputs(data))
     count = found.distances.numel()
     ordered = found.distances.sort().values
@@ -130,8 +137,13 @@ def certify_statistically(
     else:
         bound, beyond = float(error), int((found.distances > error).sum())
     delta = 1 - confidence
-    differing = count - int(found.same.sum())
-    safe = found.margins > label_margin(1.0) * found.distances
+    agreement = low = kept = margin = None
+    if found.same is not None and found.margins is not None:
+        differing = count - int(found.same.sum())
+        agreement = float(found.same.double().mean())
+        low = 1 - intervals.exceedance_upper(count, differing, delta, comparisons)
+        kept = float((found.margins > label_margin(1.0) * found.distances).double().mean())
+        margin = float(found.margins.median())
     return Statistic(
         bound=bound,
         probability=intervals.exceedance_upper(count, beyond, delta, comparisons),
@@ -140,10 +152,11 @@ def certify_statistically(
         exceedances=beyond,
         median=float(ordered[count // 2]),
         largest=float(ordered[-1]),
-        agreement=float(found.same.double().mean()),
-        agreement_low=1 - intervals.exceedance_upper(count, differing, delta, comparisons),
-        kept_by_margin=float(safe.double().mean()),
-        median_margin=float(found.margins.median()),
+        agreement=agreement,
+        agreement_low=low,
+        kept_by_margin=kept,
+        median_margin=margin,
+        unlabelled=found.unlabelled,
     )
 
 
@@ -151,6 +164,19 @@ def _confidence(value: float) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < 1:
         raise BadInput(f"The confidence is {value!r}: it must lie strictly between 0 and 1.")
     return float(value)
+
+
+def _check_counts(error: Any, exceedances: Any, comparisons: Any) -> None:
+    def whole(value: Any) -> bool:
+        return isinstance(value, int) and not isinstance(value, bool)
+
+    number = isinstance(error, (int, float)) and not isinstance(error, bool)
+    if error is not None and not (number and math.isfinite(error) and error >= 0):
+        raise BadInput(f"The error is {error!r}: it must be 0 or a positive number.")
+    if not whole(exceedances):
+        raise BadInput(f"The exceedances are {exceedances!r}: give how many points are set aside, a whole number.")
+    if not whole(comparisons) or comparisons < 1:
+        raise BadInput(f"The comparisons are {comparisons!r}: give how many prunings are compared, 1 or more.")
 
 
 def _inputs(data: Any) -> list[adapters.Batch]:
@@ -186,22 +212,21 @@ def halves(data: Any) -> tuple[list[adapters.Batch], list[adapters.Batch]]:
 def _measure(original: nn.Module, pruned: nn.Module, sample: Sequence[adapters.Batch]) -> _Measured:
     """Distances, margins and agreement as the networks really compute them, in their own types."""
     columns: list[tuple[Tensor, Tensor, Tensor]] = []
+    shapes: set[tuple[int, ...]] = set()
     for batch in sample:
         one, two = (adapters.main_output(adapters.call(network, batch)).double() for network in (original, pruned))
+        shapes.add(tuple(one.shape[1:]))
         one, two = one.reshape(one.shape[0], -1), two.reshape(two.shape[0], -1)
         distance = torch.linalg.vector_norm(two - one, dim=1)
-        if one.shape[1] == 1:
-            margin, same = one.abs().squeeze(1), (one > 0).eq(two > 0).squeeze(1)
-        else:
-            top = one.topk(2, dim=1).values
-            margin, same = top[:, 0] - top[:, 1], one.argmax(1) == two.argmax(1)
-        columns.append((distance, margin, same))
+        top = one.topk(min(2, one.shape[1]), dim=1).values
+        columns.append((distance, top[:, 0] - top[:, -1], one.argmax(1) == two.argmax(1)))
     distances, margins, agree = (torch.cat(parts) for parts in zip(*columns))
     if not bool(torch.isfinite(distances).all()):
         raise BadInput(
             "A network gives outputs that are not finite on this sample, so there is no distance to certify."
         )
-    return _Measured(distances, margins, agree)
+    reason = next((reason for shape in sorted(shapes) if (reason := no_label(shape)) is not None), None)
+    return _Measured(distances, margins, agree, None) if reason is None else _Measured(distances, None, None, reason)
 
 
 # ---------------------------------------------------------------------------------------------------------- over masks
@@ -304,9 +329,7 @@ def _value(model: nn.Module, masks: Masks, where: Domain | Any) -> float:
     if isinstance(where, (Ball, Box, Samples)):
         shape = input_shape(original, where.shape, None)
         options = CertifyOptions(methods=("recursion", "products", "intervals"))
-        return (
-            Bounds(read_pair(original, pruned, shape, graph=shared_graph(original, masks, shape)), options)
-            .of(where.region(shape))
-            .bound
-        )
+        pair = read_pair(original, pruned, shape, graph=shared_graph(original, masks, shape))
+        pair, region = pair.on(where.region(shape))
+        return Bounds(pair, options).of(region).bound
     return float(_measure(original, pruned, _inputs(where)).distances.max())

@@ -89,6 +89,8 @@ def plan(
     record: dict[str, Any] = {"model": model, **found.to_dict()}
     if labels is not None:
         record |= {"labels": 1.0 - found.bound, "points": domain.points.shape[0], "radius": domain.radius}
+    if found.probability is not None:
+        record["confidence"] = confidence
     if output is not None:
         found.masks.save(output)
         record["masks_file"] = str(output)
@@ -115,6 +117,12 @@ def _print(record: dict[str, Any], found: Any, json: bool) -> None:
         )
     else:
         sentence = f"The output moves by at most {show(found.bound)}, within the budget of {show(found.error)}"
+        if found.probability is not None:
+            sentence = (
+                f"With confidence {record['confidence']:.4g}, at most {found.probability:.3%} of the inputs of this "
+                f"distribution move the output by more than {show(found.bound)}, within the budget of "
+                f"{show(found.error)}"
+            )
     out.print(f"{sentence}; the best uniform sparsity would be {found.uniform:.4f}.")
     if "masks_file" in record:
         out.print(f"wrote {record['masks_file']}")

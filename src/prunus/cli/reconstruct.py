@@ -78,7 +78,7 @@ def reconstruct(
     record: dict[str, Any] = {"model": model, "sparsity": found.sparsity, "samples": found.notes["samples"]}
     record["layers"] = [
         {"name": row.name, "total": row.total, "kept": row.kept, "sparsity": row.sparsity}
-        | found.notes["layers"][row.name]
+        | found.notes["layers"].get(row.name, {"before": None, "masked": None, "after": None})
         for row in found.layers
     ]
     record |= {"remarks": found.notes.get("remarks", [])} | left_dense(found)
@@ -99,7 +99,7 @@ def _print(record: dict[str, Any], json: bool) -> None:
     columns = ["layer", "weights", "sparsity", "error now", "by magnitude", "as masked", "kept"]
     rows = [
         [row["name"], row["total"], f"{row['sparsity']:.4f}"]
-        + [f"{row[name]:.2%}" for name in ("after", "before", "masked")]
+        + [None if row[name] is None else f"{row[name]:.2%}" for name in ("after", "before", "masked")]
         + [row["kept"]]
         for row in record["layers"]
     ]

@@ -12,6 +12,17 @@ from __future__ import annotations
 
 from prunus.graph._nodes import Graph, Node, Spec, replaced
 from prunus.graph._read import read, unwrapped
-from prunus.graph._trace import trace
+from prunus.graph._trace import every_trace, fixed_arguments, given_arguments, trace
 
-__all__ = ["Graph", "Node", "Spec", "read", "replaced", "trace", "unwrapped"]
+__all__ = [
+    "Graph",
+    "Node",
+    "Spec",
+    "every_trace",
+    "fixed_arguments",
+    "given_arguments",
+    "read",
+    "replaced",
+    "trace",
+    "unwrapped",
+]

@@ -77,8 +77,8 @@ def read(model: nn.Module, example: Any, *, dynamic_batch: bool = True, level: L
         >>> graph.calls[0].argument(1, "weight").target
         '0.weight'
     """
-    if not isinstance(model, nn.Module):
-        raise BadInput(f"A graph is read from a torch module, not from {type(model).__name__}.")
+    if not isinstance(model, nn.Module) or isinstance(model, torch.jit.ScriptModule):
+        raise BadInput(f"A graph is read from an ordinary torch module, not from {type(model).__name__}.")
     if level not in ("exported", "operators", "core"):
         raise BadInput(f'There is no level {level!r}: choose "exported", "operators" or "core".')
     model = unwrapped(model)

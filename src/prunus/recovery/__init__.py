@@ -10,7 +10,8 @@ model block by block.
 from __future__ import annotations
 
 from prunus.recovery._damage import Damage
-from prunus.recovery._reconstruct import measure_damage, reconstruct
+from prunus.recovery._plan import measure_damage
+from prunus.recovery._reconstruct import reconstruct
 from prunus.recovery._units import divide as blocks
 from prunus.settings.recovery import ReconstructOptions
 

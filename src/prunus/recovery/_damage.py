@@ -27,12 +27,13 @@ from prunus.errors import BadInput
 from prunus.layers import Weight
 from prunus.pruning import patterns
 from prunus.recovery._layer import centred, keep_mean, loudness, problem_for, shrunk
+from prunus.recovery._lookback import looks_back
 from prunus.recovery._moments import Moments, bias_of, measure, trace
 from prunus.recovery._progress import LayerProgress, progress
 from prunus.recovery._record import Keep
 from prunus.recovery._shelf import leaves
 from prunus.recovery._solve import Factors, damped, errors, optimum
-from prunus.recovery._units import UnitWalk, divide, looks_back
+from prunus.recovery._units import UnitWalk, divide
 
 ENDS = 2
 """The network runs to its end on so many batches."""

@@ -20,7 +20,7 @@ from prunus.recovery._calibration import FOLDS
 from prunus.recovery._record import Keep, Recorder, Stop, Use, added_to, norms_of, place, real, storage
 from prunus.recovery._shelf import trim
 from prunus.recovery._solve import Factors
-from prunus.recovery._units import UnitWalk
+from prunus.recovery._units import UnitWalk, missed
 
 PLENTY = 32
 """With so many places to a column, chance plays no part in a fit."""
@@ -214,9 +214,9 @@ def trace(
 
     with torch.no_grad(), Recorder(weights.values(), see, normed, keep, summed):
         call(model, batch)
-    missing = next((name for name in weights if name not in by_name), None)
-    if missing is not None:
-        raise BadInput(f"The data never reach {missing!r}: exclude that layer, or give data that use it.")
+    missing = [name for name in weights if name not in by_name]
+    if missing:
+        raise missed(missing)
     groups: dict[object, list[str]] = {}
     for name, found in by_name.items():
         whole = len(found) == 1 and found[0].rows == (0, _rows(found[0].weight))
@@ -259,7 +259,7 @@ def _chunks(uses: Sequence[Trace]) -> int:
 
 def measure(
     dense: UnitWalk, pruned: UnitWalk, stage: Stage, weights: Mapping[str, Weight], originals: Mapping[str, Weight],
-    keeps: Sequence[Keep], last: bool = False, hold: bool = False,
+    keeps: Sequence[Keep], last: bool = False, hold: bool = False, paired: bool = True,
 ) -> Moments:  # fmt: skip
     """The moments of a stage's inputs over all batches; `originals` are the dense network's weights.
 
@@ -267,6 +267,9 @@ def measure(
     With one walk for both there is no other network, and nothing but the moments of its inputs is taken. With `hold`
     some batches are held aside where there are few places for the columns: their sums are kept apart as well. Of few
     batches for a linear layer it is the last places of each, so that the number of batches makes no difference.
+
+    Where the model chooses which samples a layer is given, as for experts, the pruned network may choose others. Then
+    nothing is `paired`: the layer is fitted to what its dense weights make of the inputs that it is given now.
     """
     found: Moments | None = None
     fit, aside = found, found
@@ -279,10 +282,13 @@ def measure(
         )
         if [use.weight.name for use in there] != [use.weight.name for use in here]:
             raise BadInput(f"The model does not run {stage.names[0]!r} in the same way twice; exclude it.")
+        full, part = (full, part) if paired else (None, None)
         alone = len(stage.names) == 1
         for old, new in zip(there, here) if alone else [(there[0], here[0])]:
             z = new.columns()
-            x = z if alike else old.columns()
+            x = z if alike or not paired else old.columns()
+            if x.shape != z.shape:
+                return measure(dense, pruned, stage, weights, originals, keeps, last, hold, paired=False)
             if not bool(torch.isfinite(z.sum()) & torch.isfinite(x.sum())):
                 raise BadInput(f"The inputs of {new.weight.name!r} hold NaN or Inf: mend the model or the data.")
             if found is None:
@@ -311,7 +317,7 @@ def measure(
                 total.add_beside(gap[some], z[some], real(there[0].output, keep)[some] if direct else None)
             for name in stage.names if doubtful else ():
                 total.add_lack(originals[name], _precise(x[some] - z[some]), None if gap is None else gap[some])
-        for use in there:
+        for use in there if paired else here:  # the layer still has its dense weights here
             if use.weight.name in stage.norms:
                 found.add_output(use)
     assert fit is not None

@@ -13,21 +13,22 @@ from torch import Tensor, nn
 
 from prunus.adapters import Batch
 from prunus.contract import Allocation, Masks, Pattern
-from prunus.errors import BadInput, PrunusWarning, UnknownName
+from prunus.errors import BadInput, PrunusWarning
 from prunus.graph import unwrapped
-from prunus.layers import EMBEDDING, LEFT_DENSE, Weight, all_weights, as_globs, require_module
-from prunus.pruning import allocations, find_masks, patterns
+from prunus.layers import Weight, all_weights, as_globs, listing, require_module
+from prunus.pruning import patterns
 from prunus.recovery._calibration import calibrate_on, head
-from prunus.recovery._copies import require_finite, take_over, working_copy
-from prunus.recovery._damage import Damage, around, damage, steps
+from prunus.recovery._copies import refuse_computed, require_finite, take_over, working_copy
 from prunus.recovery._descent import Descent
 from prunus.recovery._layer import LayerResult, rebuild
+from prunus.recovery._lookback import looks_back
 from prunus.recovery._moments import Moments, Stage, measure, settle, trace
+from prunus.recovery._plan import PruningPlan, checked, plan_for
 from prunus.recovery._progress import LayerProgress, progress
 from prunus.recovery._record import plain_layers
 from prunus.recovery._saved import Saved, saved
 from prunus.recovery._shelf import trim
-from prunus.recovery._units import UnitWalk, divide, evaluating, looks_back, runs
+from prunus.recovery._units import UnitWalk, divide, evaluating, runs
 from prunus.settings.recovery import ReconstructOptions
 from prunus.storage import digest, locked
 
@@ -70,11 +71,13 @@ def reconstruct(
     Returns:
         The masks. `masks.notes["layers"]` holds the relative squared error of every layer's output: `before` as
         magnitude pruning would leave it, `masked` with these masks and the old values, `after` with the new ones;
-        `masks.notes["sparsity"]` is what was asked for, `masks.notes["reached"]` what came out.
+        `masks.notes["sparsity"]` is what was asked for, `masks.notes["reached"]` what came out. Layers that the data
+        never reach stay dense, with a warning and in `masks.notes["unreached"]`; with `masks` they get their zeros and
+        no fit, and stand in `masks.notes["unfitted"]`.
 
     Raises:
-        BadInput: if the data are missing, hold NaN or never reach a layer, or the masks belong to another model; the
-            model is then unchanged.
+        BadInput: if the data are missing, hold NaN or never reach a layer that `sparsity` names, or the masks belong
+            to another model; the model is then unchanged.
 
     Example:
         >>> import prunus, torch
@@ -84,7 +87,7 @@ def reconstruct(
         >>> notes["after"] < notes["masked"] < 1
         True
     """
-    options = _checked(options)
+    options = checked(options)
     require_module(model)
     inner = unwrapped(model)
     if masks is not None and (not isinstance(masks, Masks) or not masks):
@@ -92,11 +95,12 @@ def reconstruct(
     calibration = calibrate_on(data, samples, options.batch_size, seed)
     shape = patterns.parse(pattern)
     exclude = as_globs(exclude)
+    refuse_computed(inner, exclude)
     said = allocation if isinstance(allocation, str) else getattr(allocation, "__qualname__", "function")
     asked = (sparsity, shape, said, exclude, misfits, None if masks is None else digest(masks))
     kept = saved(inner, calibration, options, *asked)
     with nullcontext() if kept is None else locked(kept.folder, "reconstruction"):
-        plan = _plan(inner, sparsity, shape, allocation, exclude, masks, misfits, calibration, options, kept)
+        plan = plan_for(inner, sparsity, shape, allocation, exclude, masks, misfits, calibration, options, kept)
         work = working_copy(inner, plan.names, whole=options.descent > 0)
         with (
             evaluating(inner),
@@ -109,18 +113,14 @@ def reconstruct(
             job.run()
     if job.remarks:
         warnings.warn(" ".join(job.remarks), PrunusWarning, stacklevel=2)
-    found = Masks.adopt({name: job.done[name].mask for name in plan.names}, _notes(job, shape, seed))
+    chosen = {name: job.done[name].mask for name in plan.names}
+    whole = chosen if masks is None else {name: chosen.get(name, mask) for name, mask in masks.items()}
+    found = Masks.adopt(whole, _notes(job, shape, seed))
     found.notes["reached"] = found.sparsity
     require_finite(work)
     take_over(inner, work)
     found.apply_(inner)
     return found
-
-
-def _checked(options: Any) -> ReconstructOptions:
-    if options is not None and not isinstance(options, ReconstructOptions):
-        raise BadInput(f"options must be ReconstructOptions, not {type(options).__name__}.")
-    return options or ReconstructOptions()
 
 
 def _notes(job: _Reconstruction, shape: Pattern, seed: int) -> dict[str, Any]:
@@ -136,130 +136,6 @@ def _notes(job: _Reconstruction, shape: Pattern, seed: int) -> dict[str, Any]:
         **plan.dense,
         **({"remarks": job.remarks} if job.remarks else {}),
     }
-
-
-# ---------------------------------------------------------------------------------------------------------------- plan
-
-
-@dataclass(frozen=True, eq=False)
-class PruningPlan:
-    """Which weights are pruned, in which pattern and how far; `given` are masks that are only to be adjusted to.
-
-    `dense` are notes on what stays dense without having been excluded.
-    """
-
-    names: tuple[str, ...]
-    patterns: Mapping[str, Pattern]
-    levels: Mapping[str, float]
-    given: Masks | None
-    asked: Any
-    allocation: str
-    dense: Mapping[str, Any] = field(default_factory=dict)
-
-
-def _plan(
-    model: nn.Module, sparsity: Any, shape: Pattern, allocation: Any, exclude: Any, masks: Masks | None, misfits: str,
-    calibration: list[Batch], options: ReconstructOptions, kept: Saved | None,
-) -> PruningPlan:  # fmt: skip
-    if masks is not None:
-        masks.parameters_of(model)
-        known = all_weights(model)
-        for name in masks:
-            if name not in known or known[name].kind == EMBEDDING:
-                raise BadInput(f"The masks name {name!r}, which is no layer that multiplies inputs: leave it out.")
-        return PruningPlan(tuple(masks), dict.fromkeys(masks, shape), {}, masks, None, "")
-    if sparsity is None:
-        raise BadInput("Give a sparsity, or masks that are to be kept.")
-    said = allocation if isinstance(allocation, str) else getattr(allocation, "__name__", "function")
-    named = (*allocations.names(), "damage")
-    if isinstance(allocation, str) and allocation not in named:
-        raise UnknownName("allocation", allocation, named)
-    share = allocations.parse("uniform" if allocation == "damage" else allocation)
-    levels: dict[str, float] = {}
-
-    def noted(*arguments: Any) -> Mapping[str, float]:
-        levels.update(share(*arguments))
-        return levels
-
-    first = find_masks(model, sparsity, pattern=shape, allocation=noted, exclude=exclude, misfits=misfits)
-    if isinstance(sparsity, Mapping):
-        levels, said = dict(first.notes["sparsity"]), "given"
-    found = all_weights(model)
-    for name in first:
-        if found[name].kind == EMBEDDING:
-            raise BadInput(f"{name!r} is an embedding, which multiplies nothing: leave it out of the sparsities.")
-    shapes: Mapping[str, Pattern] = dict.fromkeys(first, shape)
-    if allocation == "damage":
-        if isinstance(sparsity, Mapping):
-            raise BadInput("allocation='damage' spreads one sparsity over the layers: give a number, not one for each.")
-        choices = around(shape, float(sparsity))
-        stored = None if kept is None else kept.levels()
-        levels = stored or _measure(model, first, choices, calibration, options).levels(float(sparsity))[0]
-        if kept is not None and stored is None:
-            kept.keep_levels(levels)
-        if isinstance(shape, patterns.NM):
-            shapes = {name: choices[level] for name, level in levels.items()}
-    dense = {key: first.notes[key] for key in LEFT_DENSE if key in first.notes}
-    return PruningPlan(tuple(first), shapes, levels, None, first.notes["sparsity"], said, dense)
-
-
-def measure_damage(
-    model: nn.Module,
-    data: Any,
-    pattern: str | Pattern = "balanced:16",
-    exclude: Iterable[str] = (),
-    samples: int = 512,
-    seed: int = 0,
-    *,
-    grid: Sequence[float] = (0.0, 0.25, 0.5, 0.65, 0.8, 0.9, 0.95),
-    options: ReconstructOptions | None = None,
-) -> Damage:
-    """What the network's output loses with each layer at growing sparsities, after the fit; the model is unchanged.
-
-    `reconstruct(..., allocation="damage")` uses such curves to spread its sparsity over the layers, and `prunus.plan`
-    can.
-
-    Args:
-        model: a trained network.
-        data: samples like those the model will meet; labels are ignored.
-        pattern: which sets of zeros are allowed. With N:M the curves run over all N, and `grid` is not used.
-        exclude: names and globs that are left out.
-        samples: how many samples to use.
-        seed: of the draw.
-        grid: the sparsities to measure.
-        options: the damping, the batch size, the memory, the progress shown.
-
-    Returns:
-        The curves; `levels(sparsity)` gives each layer's share.
-
-    Raises:
-        BadInput: if the data are missing, hold NaN or never reach a layer.
-
-    Example:
-        >>> model = prunus.models.make("fc:16-32-4", seed=0)
-        >>> found = measure_damage(model, torch.randn(64, 16), "2:4")
-        >>> [round(level, 2) for level in found.choices]
-        [0.0, 0.25, 0.5, 0.75]
-    """
-    options, shape = _checked(options), patterns.parse(pattern)
-    numeric = all(isinstance(level, (int, float)) for level in grid)
-    if not grid or not numeric or list(grid) != sorted(set(grid)) or not 0 <= grid[0] <= grid[-1] < 1:
-        raise BadInput(f"grid is {grid!r}; give growing sparsities in [0, 1).")
-    inner = unwrapped(model)
-    found = find_masks(inner, 0.0, exclude=exclude)
-    choices = steps(shape) if isinstance(shape, patterns.NM) else {float(s): shape for s in grid}
-    return _measure(inner, found, choices, calibrate_on(data, samples, options.batch_size, seed), options)
-
-
-def _measure(
-    model: nn.Module, names: Iterable[str], choices: Mapping[float, Pattern], calibration: list[Batch],
-    options: ReconstructOptions,
-) -> Damage:  # fmt: skip
-    known = all_weights(model)
-    weights = {name: known[name] for name in names}
-    keeps = [batch.real_positions() for batch in calibration]
-    with evaluating(model), plain_layers(model), torch.no_grad():
-        return damage(model, weights, choices, calibration, keeps, options.damping, options.memory, options.progress)
 
 
 # ----------------------------------------------------------------------------------------------------------------- job
@@ -415,6 +291,9 @@ class _Reconstruction:
         self.line.update(f"{name}  error {self.done[name].after:.3g}")
 
     def _remark(self) -> None:
+        for key, left in (("unreached", "Left dense"), ("unfitted", "Zeros set and nothing fitted")):
+            if key in self.plan.dense:
+                self.remarks.append(f"{left}, as the data never reach them: {listing(self.plan.dense[key], 20)}.")
         if self.few:
             name, count, columns = self.few[0]
             others = len(self.few) - 1

@@ -154,7 +154,8 @@ def map_tensors(value: Any, function: Callable[[Any], Any], kind: type = Tensor)
     if isinstance(value, kind):
         return function(value)
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(map_tensors(item, function, kind) for item in value))
+        make: Any = type(value)
+        return make._make(map_tensors(item, function, kind) for item in value)  # PackedSequence is no plain one
     if isinstance(value, (tuple, list)):
         return type(value)(map_tensors(item, function, kind) for item in value)
     if isinstance(value, Mapping):

@@ -17,10 +17,10 @@ from torch import Tensor, nn
 
 from prunus.adapters import Batch, call
 from prunus.errors import BadInput
-from prunus.layers import Weight
+from prunus.layers import Weight, listing
 from prunus.recovery._parts import SettledParts, replaced_forward
 from prunus.recovery._record import Stop, is_batch_norm
-from prunus.recovery._shelf import Room, Shelf, leaves, map_tensors
+from prunus.recovery._shelf import Room, Shelf, map_tensors
 
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 _LISTS = (nn.ModuleList, nn.ModuleDict)
@@ -55,19 +55,22 @@ def divide(model: nn.Module, weights: Mapping[str, Weight], batch: Batch, skip: 
     holders = {id(weight.module) for weight in weights.values()}
     names = _split(model, "", holders)
     order, counts = _order(model, batch)
+    lost: list[str] = []
     while True:
         wrong = next((name for name in names if name and counts.get(name, 0) != 1), None)
         if wrong is None:
             break
         if not _is_reached(model, wrong, counts):
-            if not skip:
-                raise _never_reached(model, wrong, weights)
+            lost.append(wrong)
             names.remove(wrong)
             continue
         above = wrong.rpartition(".")[0]  # runs several times: the module around it is the unit
         while above and not counts.get(above) and isinstance(model.get_submodule(above), _LISTS):
             above = above.rpartition(".")[0]
         names = [name for name in names if not _inside(name, above)] + [above]
+    if lost and not skip:
+        inside = {id(module) for name in lost for module in model.get_submodule(name).modules()}
+        raise missed(weight.name for weight in weights.values() if id(weight.module) in inside)
     return sorted(names, key=lambda name: order.get(name, 0))
 
 
@@ -135,11 +138,13 @@ def _is_reached(model: nn.Module, name: str, counts: Mapping[str, int]) -> bool:
     return bool(counts.get(name)) or attention or _runs_unseen(model, name)
 
 
-def _never_reached(model: nn.Module, name: str, weights: Mapping[str, Weight]) -> BadInput:
-    inside = {id(module) for module in model.get_submodule(name).modules()}
-    lost = next(weight.name for weight in weights.values() if id(weight.module) in inside)
+def missed(names: Iterable[str]) -> BadInput:
+    """What is said of weights that the data do not reach and that are needed."""
+    found = [repr(name) for name in names]
+    them = "it" if len(found) == 1 else "them"
     return BadInput(
-        f"The data never reach {lost!r}: the model does not run that layer on them; exclude it, or give other data."
+        f"The data never reach {listing(found, 20)}: the model does not use {them} on the first batch; exclude {them}, "
+        "or give other data or larger batches."
     )
 
 
@@ -282,42 +287,15 @@ class UnitWalk:
         self.here += 1
 
 
-def looks_back(model: nn.Module, units: Sequence[str], batch: Batch, end: bool = False) -> bool:
-    """Does a unit need the output of another than the one before it, as skip connections between distant units do?
-
-    Found by replacing the outputs of all units but the last by NaN, which then shows in a unit's inputs. With `end` it
-    also counts if the model's own output needs another than that of the last unit, as that of branches that meet there.
-
-    Raises:
-        BadInput: if the model itself gives NaN or Inf on the batch.
-    """
-    walk = UnitWalk(model, units, [batch])
-    for unit in units:
-        args, kwargs = walk.inputs(0)
-        if not all(_finite(tensor) for tensor in leaves((args, kwargs))):
-            return True
-        output = walk.module(*args, **kwargs)
-        if not all(_finite(tensor) for tensor in leaves(output)):
-            raise BadInput(
-                f"The activations after {unit!r} hold NaN or Inf on the first batch: mend the model or the data."
-            )
-        walk.forms.append({0: map_tensors(output, _form)})
-        walk.outputs[0] = output
-        walk.here += 1
-    return end and not all(_finite(tensor) for tensor in leaves(walk.to_end(0)))
-
-
-def _finite(tensor: Tensor) -> bool:
-    # Masks of attention hold -inf by design.
-    return not tensor.is_floating_point() or not bool(torch.isnan(tensor).any())
-
-
 def _form(tensor: Tensor) -> Tensor:
-    return torch.empty_like(tensor, device="meta")
+    """What is kept of an output that no unit to come reads: its form; of lengths and places the numbers too."""
+    if tensor.is_floating_point() or tensor.is_complex():
+        return torch.empty_like(tensor, device="meta")
+    return tensor.detach().clone()
 
 
 class Unread:
-    """Makes what stands for outputs that no unit to come should read: NaN, or zeros where there is no NaN.
+    """Makes what stands for outputs that no unit to come reads (`looks_back` has seen to it): NaN.
 
     The model may work on them in place, so each is a real tensor. All share memory until one was written to.
     """
@@ -326,8 +304,10 @@ class Unread:
         self.filled: dict[torch.dtype, tuple[Tensor, int]] = {}
 
     def __call__(self, form: Tensor) -> Tensor:
+        if not form.is_meta:
+            return form.clone()
         values, version = self.filled.get(form.dtype, (form.new_empty(0, device="cpu"), 0))
         if values._version != version or len(values) < form.numel():
-            values = torch.full((form.numel(),), torch.nan if form.is_floating_point() else 0, dtype=form.dtype)
+            values = torch.full((form.numel(),), torch.nan, dtype=form.dtype)
             self.filled[form.dtype] = values, values._version
         return values.as_strided(form.shape, form.stride())

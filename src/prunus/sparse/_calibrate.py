@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from prunus.adapters import Batch, batches, call
 from prunus.errors import BadInput
-from prunus.sparse._copies import as_example
+from prunus.sparse._copies import as_example, layer_by_layer
 from prunus.sparse._integer import quantise
 
 SAMPLES = 512  # of the data that are read
@@ -79,7 +79,7 @@ def find_spans(model: nn.Module, layers: Mapping[str, nn.Module], data: Any) -> 
 
     handles = [layer.register_forward_pre_hook(note(name), with_kwargs=True) for name, layer in layers.items()]
     try:
-        with torch.no_grad():
+        with torch.no_grad(), layer_by_layer():
             _run(model, data)
     finally:
         for handle in handles:

@@ -20,7 +20,7 @@ from torch import Tensor, fx, nn
 from torch.nn import functional
 
 from prunus.errors import BadInput
-from prunus.sparse._graph import trace
+from prunus.sparse._graph import traces
 
 _PASS = (nn.Identity, nn.Dropout, nn.Dropout2d, nn.MaxPool2d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d)
 _PASS_FUNCTIONS = (functional.dropout, functional.max_pool2d, functional.adaptive_avg_pool2d)
@@ -73,7 +73,7 @@ class _Value:
 def remove_channels(model: nn.Module) -> tuple[nn.Module, dict[str, list[int]]]:
     """A copy without the channels that are always zero, and the new shape of every weight that shrank.
 
-    Models that `torch.fx` cannot trace come back whole.
+    Models that `torch.fx` cannot trace, or that compute other things with other arguments, come back whole.
 
     Args:
         model: any model; it is left as it is.
@@ -96,9 +96,10 @@ def remove_channels(model: nn.Module) -> tuple[nn.Module, dict[str, list[int]]]:
 
 def remove_channels_(work: nn.Module) -> dict[str, list[int]]:
     """`remove_channels` in place; tensors that shrink are replaced, not written to."""
-    graph = trace(work)
-    if graph is None:
+    graphs = traces(work)
+    if len({_steps(graph) for graph in graphs}) != 1:  # what reads a channel is not the same in every call
         return {}
+    graph = graphs[0]
     modules = dict(work.named_modules())
     if any(node.op == "get_attr" for node in graph.nodes):  # weights used directly: their shapes are not ours to change
         return {}
@@ -116,6 +117,11 @@ def remove_channels_(work: nn.Module) -> dict[str, list[int]]:
             _shrink(space, keep, modules)
     shapes = {name: list(value.shape) for name, value in work.state_dict().items()}
     return {name: shape for name, shape in shapes.items() if shape != before[name]}
+
+
+def _steps(graph: fx.Graph) -> str:
+    """What a graph does, without its arguments: those that it does not use are no difference."""
+    return "\n".join(str(node.format_node()) for node in graph.nodes if node.op != "placeholder")
 
 
 class _Follower:

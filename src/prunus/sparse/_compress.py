@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,6 +11,7 @@ from torch import Tensor, nn
 
 from prunus.contract import Masks
 from prunus.errors import BadInput, first_line
+from prunus.graph import given_arguments
 from prunus.layers import require_module
 from prunus.sparse._calibrate import find_spans
 from prunus.sparse._candidates import (
@@ -25,14 +25,13 @@ from prunus.sparse._candidates import (
 )
 from prunus.sparse._channels import remove_channels_
 from prunus.sparse._copies import (
-    ModelInputs,
+    ExpectedAnswer,
     Spent,
     UnlikeModel,
     as_example,
     input_shapes,
     mask_copy,
     own,
-    require_equal,
     require_repeatable,
     run,
     share_packed,
@@ -41,21 +40,23 @@ from prunus.sparse._copies import (
 from prunus.sparse._embeddings import check_embeddings
 from prunus.sparse._errors import output_errors
 from prunus.sparse._explain import make_row
+from prunus.sparse._finish import Tried, finish_faster, in_float32
 from prunus.sparse._foreign import Cast, PaddedConv2d
-from prunus.sparse._graph import batch_norm_pairs
+from prunus.sparse._graph import ATTRIBUTE, batch_norm_pairs
 from prunus.sparse._integer import check_activations
-from prunus.sparse._measure import NOISE, Timing, beside, compare, in_turn
+from prunus.sparse._measure import Timing, beside, compare
 from prunus.sparse._modules import PackedModule, check_order
 from prunus.sparse._packed import KINDS
-from prunus.sparse._plan import ATTRIBUTE, SparsePlan, StoredLayer, carried, describe, install, plan_of
+from prunus.sparse._plan import SparsePlan, carried, plan_of
 from prunus.sparse._pretrained import offer_save_pretrained
-from prunus.sparse._tables import keep_in_int8, round_tables_
+from prunus.sparse._tables import round_tables_
 
 LEAST_SPARSITY = 0.3  # below this share of zeros a layer is not tried unless it is named ...
 SMALL = 4096  # ... or so small that the saved overhead may pay, or a convolution that integer products make faster
 UNPRUNED = 0.01  # below this share of zeros "always" leaves a layer alone, too
 
 
+@torch.inference_mode(False)  # what is made in that mode can never be part of a gradient
 def compress(
     model: nn.Module,
     masks: Masks | None = None,
@@ -97,8 +98,10 @@ def compress(
             where no module does more with it than look rows up.
             `explain` states the error of each table.
         fuse: ReLUs and residual sums run inside the layer before them, and the copy is a `torch.fx` graph where the
-            model can be traced, whose inner results live in memory that is used again; blocks of transformers (BERT
-            and its relatives, Llama, Mistral, Qwen2) whose layers are all packed run by one call.
+            model can be traced and this graph answers the example as the model does; its inner results live in memory
+            that is used again. The graph is that of calls like the example (without one: of calls that leave out what
+            can be left out), and refuses calls that would take other branches. Blocks of transformers (BERT and its
+            relatives, Llama, Mistral, Qwen2) whose layers are all packed run by one call.
         permutations: orders of columns by layer, as `find_permuted_masks` gives them.
         calibration: with `activations`, data like those the model will meet (a batch of inputs, a data set, a list of
             batches: what `prunus.adapters.batches` reads; up to 512 samples, labels ignored). The ranges of all inputs
@@ -129,7 +132,9 @@ def compress(
         raise BadInput("Calibration data serve integer products: give activations=torch.int8 with them.")
     example = None if example is None else as_example(example)
     work = _working_copy(model, masks, release)
-    expected = None if example is None else run(work, example)
+    exact = embeddings is None and dtype in (None, torch.float32)
+    answer = None if example is None else ExpectedAnswer(example, run(work, example), exact)
+    stand_ins, constants = ([], {}) if example is None else given_arguments(work, example.args, example.kwargs)
     # An order of columns belongs to the columns that were there.
     shapes_left = {} if permutations else remove_channels_(work)
     rounded_tables = [] if embeddings is None else round_tables_(work, embeddings)
@@ -155,8 +160,10 @@ def compress(
         shapes=before.shapes | shapes_left,
         rows=rounded_tables,
         embeddings=stored or before.embeddings,
+        stand_ins=stand_ins,
+        constants=constants,
     )
-    fast = _finish_faster(work, tried, norms, plan, example)
+    fast = finish_faster(work, tried, norms, plan, answer)
     for name, why in found.left.items():
         plan_of(fast).rows.append(make_row(name, work.get_submodule(name), None, None, why=why))
     named = {row.layer for row in plan_of(fast).rows}
@@ -166,14 +173,14 @@ def compress(
     else:
         own(fast, model)
     offer_save_pretrained(fast)
-    if expected is not None:
-        exact = embeddings is None and dtype in (None, torch.float32)
+    if answer is not None:
         try:
-            require_equal(fast, example, expected, exact=exact)
+            answer.require(fast)
         except UnlikeModel:
             if not release:
-                require_repeatable(_working_copy(model, masks, False), example, expected)
+                require_repeatable(_working_copy(model, masks, False), answer.example, answer.expected)
             raise
+        answer.warn_if_empty()
     return fast
 
 
@@ -184,14 +191,14 @@ def _working_copy(model: nn.Module, masks: Masks | None, release: bool) -> nn.Mo
     try:
         work = sharing(model).eval()
     except RuntimeError as error:
-        hint = "prune.remove makes the pruning of torch.nn.utils.prune permanent"
+        hint = "prune.remove makes the pruning of torch.nn.utils permanent, and remove_weight_norm its weight_norm"
         raise BadInput(f"The model cannot be copied ({first_line(error)}): {hint}.") from error
     if masks is not None and not release:
         mask_copy(work, masks)
     return work
 
 
-def _with_errors(work: nn.Module, tried: list[_Tried], norms: Mapping[str, str], example: Any) -> list[_Tried]:
+def _with_errors(work: nn.Module, tried: list[Tried], norms: Mapping[str, str], example: Any) -> list[Tried]:
     """The same with the error that fewer bits make in each layer's output."""
     folded_norms = {name: work.get_submodule(norm) for name, norm in norms.items()}
     errors = output_errors(work, {one.name: one.packed for one in tried if one.packed}, folded_norms, example)
@@ -220,13 +227,13 @@ def _try_layers(
     shapes: Mapping[str, tuple[int, ...]],
     foreign: set[str],
     options: _Options,
-) -> list[_Tried]:
+) -> list[Tried]:
     """Pack every layer that has enough zeros, and time it against the dense one."""
     layers = found.layers
     wanted = _wanted(options.select, layers)
     pairs = batch_norm_pairs(work, layers)
     orders = _orders(options.permutations, layers)
-    held, tried = _bytes(work), list[_Tried]()
+    held, tried = _bytes(work), list[Tried]()
     same: dict[Any, nn.Module] = {}
     for name, layer in layers.items():
         decision = wanted.get(name, "all" if options.select == "always" else "measured")
@@ -247,7 +254,7 @@ def _try_layers(
             why = "too few zeros"
         if why:
             row = make_row(name, layer, None, None, why=why)
-            tried.append(_Tried(name, layer, None, row, row, False, False))
+            tried.append(Tried(name, layer, None, row, row, False, False))
             continue
         norm = work.get_submodule(pairs[name]) if name in pairs else None
         inputs: dict[str, Any] = {}
@@ -269,91 +276,13 @@ def _try_layers(
             make_row(name, layer, packed, timing),
             make_row(name, layer, None, timing, why="" if likely else "its packed form is slower"),
         )
-        one = _Tried(name, layer, packed, *rows, sure, likely, pairs.get(name, ""), found.heads.get(name))
+        one = Tried(name, layer, packed, *rows, sure, likely, pairs.get(name, ""), found.heads.get(name))
         if plain is not None:
-            one = replace(one, plain=_in_float32(one, plain, timing, other))
+            one = replace(one, plain=in_float32(one, plain, timing, other))
         tried.append(one)
         if sure and options.spent is not None:
             options.spent.free(layer)
     return tried
-
-
-def _in_float32(one: _Tried, packed: nn.Module, integers: Timing, plain: Timing) -> _Tried | None:
-    """The layer packed in float32, where that is faster than integer products."""
-    if plain.ours >= (1 - NOISE) * integers.ours:
-        return None
-    times = f"{1e6 * integers.ours:.1f} instead of {1e6 * plain.ours:.1f} microseconds"
-    row = replace(make_row(one.name, one.layer, packed, plain), why=f"float32: integer products take {times}")
-    return replace(one, packed=packed, row=row, sure=one.sure or plain.gains, likely=one.likely or plain.may_gain)
-
-
-def _finish_faster(
-    work: nn.Module, tried: Sequence[_Tried], norms: Mapping[str, str], plan: SparsePlan, example: ModelInputs | None
-) -> nn.Module:
-    """The finished model, with float32 in the place of integers where that is faster.
-
-    Fused layers hand bytes to each other, which a layer alone does not show: there the whole model is timed both ways.
-    """
-    plain = [one.plain or one for one in tried]
-    if not any(one.plain for one in tried) or not plan.fused or example is None:
-        return _finish_best(work, plain, norms, plan, example)
-    other = sharing(work), [replace(one, packed=sharing(one.packed) if one.packed else None) for one in tried]
-    integers = _finish_best(*other, norms, copy.deepcopy(plan), example)
-    mixed = _finish_best(work, plain, norms, plan, example)
-    with torch.no_grad():
-        seconds = in_turn([lambda: example.run(integers), lambda: example.run(mixed)])
-    return mixed if seconds[1] < seconds[0] else integers
-
-
-def _finish_best(
-    work: nn.Module, tried: Sequence[_Tried], norms: Mapping[str, str], plan: SparsePlan, example: ModelInputs | None
-) -> nn.Module:
-    """The finished model; layers whose gain is a few microseconds are in it if the whole model runs faster so."""
-    if example is None or all(one.sure == one.likely for one in tried):
-        return _finish(work, tried, norms, plan, [one.sure for one in tried])
-    other = sharing(work), [replace(one, packed=sharing(one.packed) if one.packed else None) for one in tried]
-    without = _finish(*other, norms, copy.deepcopy(plan), [one.sure for one in tried])
-    inside = _finish(work, tried, norms, plan, [one.likely for one in tried])
-    with torch.no_grad():
-        seconds = in_turn([lambda: example.run(without), lambda: example.run(inside)])
-    return inside if seconds[1] < seconds[0] else without
-
-
-@dataclass(frozen=True)
-class _Tried:
-    """A layer, what could replace it, what is said of it then or otherwise, and whether that gains: surely, perhaps.
-
-    `plain` is the same with float32 values, where those are faster than the integers that were asked for. `table` is
-    the weight of a layer that is packed from a table of embeddings.
-    """
-
-    name: str
-    layer: nn.Module
-    packed: nn.Module | None
-    row: StoredLayer
-    dense_row: StoredLayer
-    sure: bool
-    likely: bool
-    norm: str = ""
-    table: nn.Parameter | None = None
-    plain: _Tried | None = None
-
-
-def _finish(
-    work: nn.Module, tried: Sequence[_Tried], norms: Mapping[str, str], plan: SparsePlan, chosen: Sequence[bool]
-) -> nn.Module:
-    modules: dict[str, nn.Module] = {}
-    for one, taken in zip(tried, chosen):
-        packed = one.packed if taken else None
-        plan.rows.append(one.dense_row if packed is None else one.row)
-        if packed is None:
-            continue
-        modules[one.name] = packed
-        plan.layers[one.name] = describe(packed)
-        plan.folded += [norms[one.name]] if one.name in norms else []
-    heads = {one.name: one.table for one in tried if one.name in modules and one.table is not None}
-    keep_in_int8(work, heads, plan, modules)
-    return install(work, plan, modules).eval()
 
 
 def _check_arguments(model: nn.Module, masks: Any, select: Any, dtype: Any, activations: Any) -> None:

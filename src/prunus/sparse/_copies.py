@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +14,7 @@ from torch import Tensor, nn
 
 from prunus.adapters import Batch, output_tensors
 from prunus.contract import Masks
-from prunus.errors import BadInput, RunFailed, first_line
+from prunus.errors import BadInput, PrunusWarning, RunFailed, first_line
 
 EXACT, ROUNDED = 1e-3, 0.5  # how far results may be off, relative to their size: in float32, and with fewer bits
 
@@ -43,10 +45,21 @@ def as_example(example: Any) -> ModelInputs:
     return ModelInputs(example if isinstance(example, tuple) else (example,), {})
 
 
+@contextmanager
+def layer_by_layer() -> Iterator[None]:
+    """Torch's encoder layers run as their parts: as one fused operator they pass by hooks, and zero what is padded."""
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
+
+
 def run(model: nn.Module, example: ModelInputs) -> list[Tensor]:
     """The tensors of a model's output, without gradients."""
     try:
-        with torch.no_grad():
+        with torch.no_grad(), layer_by_layer():
             return [tensor.clone() for tensor in output_tensors(example.run(model))]
     except (RuntimeError, TypeError, ValueError, IndexError, AttributeError, KeyError) as error:
         raise BadInput(
@@ -66,7 +79,7 @@ def input_shapes(
     def note(name: str) -> Any:
         def hook(_: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
             first = inputs[0] if inputs else named.get("input", named.get("query"))
-            if isinstance(first, Tensor):
+            if isinstance(first, Tensor) and not first.is_nested:
                 shapes.setdefault(name, tuple(first.shape))
             else:
                 foreign.add(name)
@@ -82,29 +95,68 @@ def input_shapes(
     return shapes, foreign
 
 
-def require_equal(model: nn.Module, example: ModelInputs, expected: list[Tensor], *, exact: bool) -> None:
-    """Refuse a model whose answer to the example is not the expected one."""
-    try:
-        with torch.no_grad():
-            found = output_tensors(example.run(model))
-    except Exception as error:  # whatever the model's code raises, the copy is not usable
-        raise RunFailed(
-            f"The compressed model does not run on the example ({first_line(error)}): leave layers that are used in "
-            "a way of their own dense with select={layer: False}."
-        ) from error
-    narrow = any(tensor.dtype in (torch.float16, torch.bfloat16) for tensor in expected)
-    allowed = ROUNDED if not exact else 0.05 if narrow else EXACT
-    if [tensor.shape for tensor in found] != [tensor.shape for tensor in expected]:
-        raise RunFailed("The compressed model answers the example in another shape than the model it was made from.")
-    for ours, theirs in zip(found, expected):
-        off, size = (ours.double() - theirs.double()).norm(), theirs.double().norm()
-        if not bool(torch.isfinite(theirs).all()):
-            continue  # nothing to compare with
-        if not bool(off <= allowed * size + 1e-6):
-            raise UnlikeModel(
-                f"The compressed model is off by {float(off / size):.2%} on the example: it was not returned; leave "
-                "layers dense with select={layer: False}, or store more bits."
+@dataclass(frozen=True)
+class ExpectedAnswer:
+    """An example, and what a model answers to it; `exact` is False where values or inputs have fewer bits."""
+
+    example: ModelInputs
+    expected: list[Tensor]
+    exact: bool
+
+    def holds(self, model: nn.Module) -> bool:
+        """Whether a model gives this answer."""
+        try:
+            self.require(model)
+        except RunFailed:
+            return False
+        return True
+
+    def require(self, model: nn.Module) -> None:
+        """Refuse a model that does not."""
+        try:
+            with torch.no_grad(), layer_by_layer():
+                found = output_tensors(self.example.run(model))
+        except Exception as error:  # whatever the model's code raises, the copy is not usable
+            raise RunFailed(
+                f"The compressed model does not run on the example ({first_line(error)}): leave layers that are used "
+                "in a way of their own dense with select={layer: False}."
+            ) from error
+        narrow = any(tensor.dtype in (torch.float16, torch.bfloat16) for tensor in self.expected)
+        allowed = ROUNDED if not self.exact else 0.05 if narrow else EXACT
+        if [tensor.shape for tensor in found] != [tensor.shape for tensor in self.expected]:
+            raise RunFailed(
+                "The compressed model answers the example in another shape than the model it was made from."
             )
+        for ours, theirs in zip(found, self.expected):
+            _require_close(ours.double(), theirs.double(), allowed)
+
+    def warn_if_empty(self) -> None:
+        """Say so where the answer holds nothing that can be compared."""
+        if not any(tensor.numel() for tensor in self.expected):
+            warnings.warn(
+                "The compressed model could not be compared with the one it was made from: the answer to the example "
+                "holds no tensor of real numbers (in tuples, mappings and dataclasses).",
+                PrunusWarning,
+                stacklevel=4,
+            )
+
+
+def _require_close(ours: Tensor, theirs: Tensor, allowed: float) -> None:
+    """NaN and infinity stand in the same places, and the rest is off by no more than is allowed."""
+    finite = torch.isfinite(theirs)
+    if not torch.equal(finite, torch.isfinite(ours)) or not bool(
+        torch.isclose(ours, theirs, equal_nan=True)[~finite].all()
+    ):
+        raise UnlikeModel(
+            "The compressed model has NaN or infinity in other places of its answer to the example: it was not "
+            "returned; leave layers dense with select={layer: False}."
+        )
+    off, size = (ours - theirs)[finite].norm(), theirs[finite].norm()
+    if not bool(off <= allowed * size + 1e-6):
+        raise UnlikeModel(
+            f"The compressed model is off by {float(off / size):.2%} on the example: it was not returned; leave "
+            "layers dense with select={layer: False}, or store more bits."
+        )
 
 
 def require_repeatable(model: nn.Module, example: ModelInputs, expected: list[Tensor]) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from prunus.sparse._copies import as_example
+from prunus.sparse._copies import as_example, layer_by_layer
 
 
 def output_errors(
@@ -41,7 +41,7 @@ def output_errors(
 
     handles = [model.get_submodule(name).register_forward_hook(compare(name), with_kwargs=True) for name in packed]
     try:
-        with torch.no_grad():
+        with torch.no_grad(), layer_by_layer():
             as_example(example).run(model)
     finally:
         for handle in handles:

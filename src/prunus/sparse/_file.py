@@ -25,7 +25,7 @@ from prunus.sparse._channels import apply_shapes
 from prunus.sparse._embeddings import DIGITS, SCALE, RoundedEmbedding, check_parts, narrowed, widened
 from prunus.sparse._geometry import ConvGeometry
 from prunus.sparse._modules import PackedModule
-from prunus.sparse._plan import CALIBRATED, ROUNDED, TIED, VERSION, SparsePlan, build, install, plan_of
+from prunus.sparse._plan import CALIBRATED, ROUNDED, TIED, VERSION, SparsePlan, build, install, plan_of, run_fused
 from prunus.sparse._tables import TABLE, head_tensors, tables
 
 KIND = "sparse model"
@@ -77,6 +77,8 @@ def file_bytes(model: nn.Module) -> int:
 def _contents(model: nn.Module) -> tuple[dict[str, Tensor], str, dict[str, Any]]:
     """Tensors, kind and record of a model's file."""
     plan = plan_of(model).to_dict()
+    if plan["fused"]:  # layers that evaluation does not run are no part of a fused graph
+        plan["layers"] = {name: spec for name, spec in plan["layers"].items() if _submodule(model, name) is not None}
     for name in [name for name, spec in plan["layers"].items() if spec["kind"] == ROUNDED]:
         if not isinstance(_submodule(model, name), RoundedEmbedding):  # a table that was put in its place
             del plan["layers"][name]
@@ -141,6 +143,7 @@ def _exactly(table: Tensor, dtype: torch.dtype) -> dict[str, Tensor]:
     return parts if torch.equal(widened(parts, table.dtype), table) else {}
 
 
+@torch.inference_mode(False)  # what is made in that mode can never be part of a gradient
 def load(path: str | os.PathLike[str], model: nn.Module) -> nn.Module:
     """The compressed model a file holds, in the shape of `model` (its weights do not matter: it may be on meta).
 
@@ -174,7 +177,7 @@ def load(path: str | os.PathLike[str], model: nn.Module) -> nn.Module:
     if lost:
         raise BadFile(f"The file {path} is damaged: its shared tensor {lost[0]!r} is missing.")
     tensors |= {name: tensors[first] for name, first in shared.items()}
-    work = _hollow(model)
+    work = _hollow(model).eval()  # before it is traced: what training alone does is no part of a fused graph
     apply_shapes(work, plan.shapes)
     modules: dict[str, nn.Module] = {}
     for name, spec in plan.layers.items():
@@ -192,7 +195,8 @@ def load(path: str | os.PathLike[str], model: nn.Module) -> nn.Module:
             raise BadInput(
                 f"The file {path} folds {name!r}, which is not a batch norm of this model: give its own model."
             )
-    return _fill(install(work, plan, modules).eval(), tensors, path)
+    whole = install(work, plan, modules).eval()
+    return _fill(run_fused(whole, plan) if plan.fused else whole, tensors, path)
 
 
 def _read(path: Path) -> tuple[SparsePlan, dict[str, Tensor], dict[str, str]]:
@@ -221,6 +225,10 @@ def _hollow(model: nn.Module) -> nn.Module:
         if id(tensor) in saved and id(tensor) not in memo:
             empty = torch.empty_like(tensor, device="meta")
             memo[id(tensor)] = nn.Parameter(empty, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else empty
+    for module in model.modules():  # computed from parameters (weight_norm), and again when the layer runs
+        for value in vars(module).values():
+            if isinstance(value, Tensor) and not value.is_leaf:
+                memo[id(value)] = value.detach()
     return copy.deepcopy(model, memo)
 
 

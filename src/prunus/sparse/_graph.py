@@ -1,25 +1,29 @@
 """Reading a model's graph: which batch norms fold into which convolutions, and which sums and ReLUs can be fused.
 
-Models that `torch.fx` cannot trace, and those with hooks, keep their batch norms and activations; their layers are
-still replaced.
+A fused copy is the graph of one way to call the model; what is called in another way is refused. Models that
+`torch.fx` cannot trace, and those with hooks, keep their batch norms and activations; their layers are still replaced.
 """
 
 from __future__ import annotations
 
+import copy
 import functools
+import inspect
 import operator
 from collections import Counter
-from collections.abc import Callable, Collection
-from typing import Any, ClassVar
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, fx, nn
+from torch.fx.graph_module import reduce_graph_module
 from torch.nn import functional
 
 from prunus import graph as graphs
 from prunus.errors import BadInput
 from prunus.sparse._embeddings import RoundedEmbedding
-from prunus.sparse._modules import BalancedLinear, PackedModule, SparseConv2d, watched
+from prunus.sparse._modules import BalancedLinear, PackedModule, SparseConv2d, require_float32, watched
 from prunus.sparse._region_graph import with_regions
 
 _RELU_FUNCTIONS = (functional.relu, torch.relu, torch.relu_)
@@ -27,19 +31,27 @@ _ADD_FUNCTIONS = (operator.add, operator.iadd, torch.add)
 _IN_PLACE = ("iadd", "isub", "imul", "itruediv", "imatmul", "setitem", "__setitem__")
 
 
-def trace(model: nn.Module, leaves: tuple[type, ...] = ()) -> fx.Graph | None:
-    """The model's graph, or None where it has hooks or its control flow depends on data."""
+ATTRIBUTE = "prunus_plan"  # of a compressed model: its plan (`_plan`)
+_LEAVES = (PackedModule, RoundedEmbedding)
+
+
+def traces(model: nn.Module, leaves: tuple[type, ...] = ()) -> list[fx.Graph]:
+    """The model's graphs for all ways to call it; empty where it has hooks or its control flow depends on data."""
     try:
-        return graphs.trace(model, leaves=(PackedModule, RoundedEmbedding, *leaves))
+        return graphs.every_trace(model, leaves=(*_LEAVES, *leaves))
     except BadInput:
-        return None
+        return []
 
 
 def batch_norm_pairs(model: nn.Module, layers: Collection[str]) -> dict[str, str]:
-    """Convolution of `layers` -> the batch norm that alone reads it, both called once; empty without a trace."""
-    graph = trace(model, leaves=(nn.Conv2d,))  # classes of their own, too
-    if graph is None:
-        return {}
+    """Convolution of `layers` -> the batch norm that alone reads it, both called once however the model is called."""
+    found = [_pairs(model, graph, layers) for graph in traces(model, leaves=(nn.Conv2d,))]  # classes of their own, too
+    first = found[0] if found else {}
+    return {conv: norm for conv, norm in first.items() if all(pairs.get(conv) == norm for pairs in found)}
+
+
+def _pairs(model: nn.Module, graph: fx.Graph, layers: Collection[str]) -> dict[str, str]:
+    """The same for one graph."""
     modules = dict(model.named_modules())
     calls = Counter(node.target for node in graph.nodes if node.op == "call_module")
     pairs = {}
@@ -66,6 +78,56 @@ def folded(conv: nn.Conv2d, norm: nn.BatchNorm2d) -> tuple[Tensor, Tensor]:
     return weight.float().detach(), bias.float().detach()
 
 
+@dataclass(frozen=True)
+class CallRules:
+    """How a fused copy may be called: the values that arguments must have, and those that must be given.
+
+    `names` are the arguments in their order, `defaults` those that can be left out, `rest` the one that takes all other
+    names, or empty.
+    """
+
+    fixed: dict[str, Any]
+    needed: tuple[str, ...]
+    names: tuple[str, ...]
+    defaults: dict[str, Any]
+    rest: str
+
+    def check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Raise for a call whose branches the graph does not hold."""
+        given = self.defaults | dict(zip(self.names, args)) | kwargs
+        for name, value in self.fixed.items():
+            if name == self.rest:
+                unknown = [other for other in kwargs if other not in self.names]
+                if unknown:
+                    self._refuse(f"without {unknown[0]!r}")
+            elif name in given and not _same(given[name], value):
+                self._refuse(f"with {name}={value!r}")
+        for name in self.needed:
+            if given.get(name) is None:
+                self._refuse(f"that give {name!r}")
+
+    def _refuse(self, calls: str) -> None:
+        raise BadInput(
+            f"This fused copy was made for calls {calls}: compress the model with an example of this call, or without "
+            "fuse=True."
+        )
+
+
+def _same(given: Any, value: Any) -> bool:
+    plain = isinstance(value, (bool, int, float, str, tuple))
+    return given is value or (plain and type(given) is type(value) and bool(given == value))
+
+
+def _rules(model: nn.Module, fixed: dict[str, Any], stand_ins: Collection[str]) -> CallRules | None:
+    """The rules for a model's graph; None where every call of it is the same."""
+    parameters = dict(list(inspect.signature(type(model).forward).parameters.items())[1:])
+    defaults = {name: one.default for name, one in parameters.items() if one.default is not one.empty}
+    rest = next((name for name, one in parameters.items() if one.kind is one.VAR_KEYWORD), "")
+    needed = tuple(name for name in stand_ins if name in defaults and defaults[name] is None)
+    names = tuple(name for name, one in parameters.items() if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD))
+    return CallRules(fixed, needed, names, defaults, rest) if fixed or needed else None
+
+
 class FusedGraph(fx.GraphModule):
     """A graph that runs its regions by one call each where nothing is traced and no gradient is wanted.
 
@@ -73,6 +135,24 @@ class FusedGraph(fx.GraphModule):
     """
 
     _quick: ClassVar[Callable[..., Any] | None]
+    rules: CallRules | None = None
+    _carried: ClassVar[tuple[str, ...]] = ("rules", ATTRIBUTE)  # what fx leaves behind when it copies a graph
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> FusedGraph:
+        found = cast("FusedGraph", super().__deepcopy__(memo))
+        for name in self._carried:
+            if name in self.__dict__:
+                setattr(found, name, copy.deepcopy(self.__dict__[name], memo))
+        return found
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        if any(isinstance(part, PackedModule) for part in self.modules()):
+            require_float32(fn)
+        return super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # torch gives it no types
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        _, parts = super().__reduce__()
+        return _unpickled, parts
 
     def recompile(self) -> Any:
         code = super().recompile()
@@ -86,6 +166,8 @@ class FusedGraph(fx.GraphModule):
 def _quick_or(plain: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(plain)
     def forward(self: FusedGraph, *args: Any, **kwargs: Any) -> Any:
+        if self.rules is not None:
+            self.rules.check(args, kwargs)
         if torch.is_grad_enabled() or watched() or not all(type(x) is Tensor for x in args):
             return plain(self, *args, **kwargs)
         kind = type(self)
@@ -98,13 +180,35 @@ def _quick_or(plain: Callable[..., Any]) -> Callable[..., Any]:
     return forward
 
 
-def fuse(model: nn.Module) -> nn.Module:
+def _unpickled(parts: dict[str, Any], imports: str) -> FusedGraph:
+    """A fused graph as it was pickled: fx reads the graph anew from its code, and forgets what kind it was."""
+    kept = {name: parts[name] for name in FusedGraph._carried if name in parts}
+    plain: Any = reduce_graph_module(parts, imports)
+    found = FusedGraph(plain, plain.graph, class_name=type(plain).__name__)
+    for name, value in kept.items():
+        setattr(found, name, value)
+    return found.train(plain.training)
+
+
+def fuse(
+    model: nn.Module, stand_ins: Collection[str] = (), constants: Mapping[str, bool | str | None] | None = None
+) -> nn.Module:
     """The same model as a graph in which ReLUs and residual sums run inside the packed layer they follow.
 
     Returns the model unchanged where it cannot be traced. Identity modules (folded batch norms) leave the graph.
+    Models of transformers are called in too many ways to be one graph: their blocks run natively (`_blocks`).
+
+    Args:
+        model: Its layers packed; they are changed.
+        stand_ins: Arguments that are given, though they can be left out.
+        constants: Arguments that are given as something to branch on.
     """
-    graph = trace(model)
-    if graph is None:
+    if isinstance(model, PackedModule) or any(map(_of_transformers, model.modules())):
+        return model
+    fixed = graphs.fixed_arguments(model, stand_ins, constants)
+    try:
+        graph = graphs.trace(model, _LEAVES, fixed)
+    except BadInput:
         return model
     modules = dict(model.named_modules())
     calls = Counter(node.target for node in graph.nodes if node.op == "call_module")
@@ -117,9 +221,17 @@ def fuse(model: nn.Module) -> nn.Module:
             _fuse_relu(graph, node, modules, calls)
     for node in list(graph.nodes):
         _fuse_sum(graph, node, node, modules, calls)
+    for node in graph.nodes:
+        node.type = None  # annotations that are texts could not be pickled
     graph.lint()
     result = FusedGraph(model, graph, class_name=type(model).__name__)
+    result.rules = _rules(model, fixed, stand_ins)
     return result.train(model.training)
+
+
+def _of_transformers(module: nn.Module) -> bool:
+    kinds = type(module).__mro__
+    return any(kind.__name__ == "PreTrainedModel" and kind.__module__.startswith("transformers.") for kind in kinds)
 
 
 def _is_relu(node: fx.Node, modules: dict[str, nn.Module]) -> bool:

@@ -30,7 +30,7 @@ def int8_engine(model: nn.Module, example: Tensor | Mapping[str, Tensor]) -> nn.
     as it comes. Batches may have any size, texts any length.
 
     Args:
-        model: A dense model in evaluation mode.
+        model: A dense model; it is run in evaluation mode, and left as it is.
         example: Inputs to export the model with and to calibrate on; by name for models of text.
 
     Returns:
@@ -45,6 +45,15 @@ def int8_engine(model: nn.Module, example: Tensor | Mapping[str, Tensor]) -> nn.
         >>> engine(torch.zeros(3, 64)).shape
         torch.Size([3, 8])
     """
+    modes = [(module, module.training) for module in model.modules()]
+    try:
+        return _engine(model.eval(), example)
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
+def _engine(model: nn.Module, example: Tensor | Mapping[str, Tensor]) -> nn.Module | None:
     named = {} if isinstance(example, Tensor) else dict(example)
     if not hasattr(model, "generate") or "labels" not in _parameters(model):
         try:

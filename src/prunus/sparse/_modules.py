@@ -46,6 +46,15 @@ def _addresses(packed: Packed) -> tuple[int, int, int]:
     return packed.values.data_ptr(), packed.index.data_ptr(), 0 if scale is None else scale.data_ptr()
 
 
+def require_float32(fn: Any) -> None:
+    """Refuse what `half` and `to` would do to a packed layer; asked of a whole model before any layer is changed."""
+    if fn(torch.empty(1, dtype=torch.float32)).dtype != torch.float32:
+        raise BadInput(
+            "Packed layers run float32 and cannot be converted; compress(..., dtype=torch.bfloat16) stores their "
+            "weights in half the space."
+        )
+
+
 class PackedModule(nn.Module):
     """A module whose weight is a `Packed`, kept as buffers so that `state_dict`, `deepcopy` and `to` see it."""
 
@@ -70,11 +79,13 @@ class PackedModule(nn.Module):
             raise BadInput(f"The bias of a layer with {packed.rows} outputs cannot have shape {tuple(bias.shape)}.")
         self.rows, self.cols, self.bank = packed.rows, packed.cols, packed.bank
         tensors = packed.tensors()
-        for field in _FIELDS:
-            self.register_buffer(field, tensors.get(field))
-        parameter = None if bias is None else nn.Parameter(bias.detach().to(torch.float32).clone())
-        self.register_parameter("bias", parameter)
-        self.register_buffer("span", None if span is None else span.detach().clone())
+        with torch.inference_mode(False):  # a tensor made in that mode can never be part of a gradient
+            for field in _FIELDS:
+                found = tensors.get(field)
+                self.register_buffer(field, found.clone() if found is not None and found.is_inference() else found)
+            parameter = None if bias is None else nn.Parameter(bias.detach().to(torch.float32).clone())
+            self.register_parameter("bias", parameter)
+            self.register_buffer("span", None if span is None else span.detach().clone())
         self._view: Packed | None = None
         self._where = (0, 0, 0)
         self._ends: tuple[Any, Span] | None = None
@@ -152,11 +163,7 @@ class PackedModule(nn.Module):
         return {**self.__dict__, "_view": None, "_quick": None}  # these hold addresses of this object's tensors
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        if fn(torch.empty(1, dtype=torch.float32)).dtype != torch.float32:
-            raise BadInput(
-                "Packed layers run float32 and cannot be converted; compress(..., dtype=torch.bfloat16) stores their "
-                "weights in half the space."
-            )
+        require_float32(fn)
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # torch gives it no types
         self._view = None
         return self

@@ -22,13 +22,14 @@ from prunus._torch import quiet_export
 from prunus.adapters import forward_names
 from prunus.contract import Masks
 from prunus.errors import BadInput, MissingExtra, PrunusWarning, RunFailed, first_line
-from prunus.sparse._copies import ModelInputs, as_example
+from prunus.sparse._copies import ModelInputs, as_example, layer_by_layer
 from prunus.sparse._modules import PackedModule
 from prunus.storage import write
 
 LARGEST = 2**31 - 1  # bytes of one protobuf message
 
 
+@layer_by_layer()
 def export_onnx(
     model: nn.Module,
     path: str | os.PathLike[str],
@@ -103,7 +104,7 @@ def _exported(model: nn.Module, example: ModelInputs, check: bool) -> bytes | No
 
 
 def _warn(sentence: str) -> None:
-    warnings.warn(sentence, PrunusWarning, stacklevel=4)
+    warnings.warn(sentence, PrunusWarning, stacklevel=5)
 
 
 def _fixed(body: bytes) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -13,8 +14,8 @@ from prunus.sparse._blocks import run_blocks_natively
 from prunus.sparse._embeddings import DIGITS, SCALE, RoundedEmbedding
 from prunus.sparse._foreign import Cast, PaddedConv2d, SparseAttention
 from prunus.sparse._geometry import ConvGeometry
-from prunus.sparse._graph import fuse
-from prunus.sparse._modules import BalancedLinear, PackedModule, SparseConv2d
+from prunus.sparse._graph import ATTRIBUTE, fuse
+from prunus.sparse._modules import BalancedLinear, PackedModule, SparseConv2d, require_float32
 from prunus.sparse._packed import Packed
 from prunus.sparse._recurrent import SparseGRU, SparseGRUCell, SparseLSTM, SparseLSTMCell
 from prunus.sparse._transformers import run_models_natively
@@ -23,7 +24,6 @@ VERSION = 1
 CALIBRATED = 2  # files with integer convolutions or calibrated inputs, which version 1 would read as something else
 TIED = 3  # files with a head that is packed from a table of embeddings
 INPUTS = {None: (None, False), "int8": (torch.int8, False), "int8, calibrated": (torch.int8, True)}
-ATTRIBUTE = "prunus_plan"
 ROUNDED = "rounded embedding"
 
 
@@ -64,6 +64,7 @@ class SparsePlan:
     """`layers`: name -> what stands there now; `folded`: batch norms that became part of their convolution.
 
     `shapes` are those of the tensors that lost channels; `embeddings` is the type that tables are stored in, or empty.
+    `stand_ins` and `constants` say for which calls a fused graph was made (`graph.given_arguments`).
     """
 
     layers: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -72,6 +73,8 @@ class SparsePlan:
     shapes: dict[str, list[int]] = field(default_factory=dict)
     rows: list[StoredLayer] = field(default_factory=list)
     embeddings: str = ""
+    stand_ins: list[str] = field(default_factory=list)
+    constants: dict[str, Any] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         return {"version": _version(self.layers), **asdict(self)}
@@ -85,7 +88,8 @@ class SparsePlan:
         embeddings = record.get("embeddings", "")
         if embeddings not in ("", "bfloat16", "int8"):
             raise ValueError(f"embeddings are to be stored as {embeddings!r}")
-        return cls(layers, folded, bool(record["fused"]), shapes, rows, embeddings)
+        stand_ins, constants = list(record.get("stand_ins", ())), dict(record.get("constants", {}))
+        return cls(layers, folded, bool(record["fused"]), shapes, rows, embeddings, stand_ins, constants)
 
 
 def _version(spec: Any) -> int:
@@ -236,7 +240,7 @@ def _build_packed(spec: dict[str, Any], tensors: dict[str, Tensor]) -> PackedMod
 
 
 def install(model: nn.Module, plan: SparsePlan, modules: dict[str, nn.Module]) -> nn.Module:
-    """Put the new modules in their places and fuse where the plan says so; returns the finished model."""
+    """Put the new modules in their places; returns the model, which is another one where all of it was replaced."""
     names: dict[int, list[str]] = {}
     for name, module in model.named_modules(remove_duplicate=False):
         names.setdefault(id(module), []).append(name)
@@ -251,10 +255,24 @@ def install(model: nn.Module, plan: SparsePlan, modules: dict[str, nn.Module]) -
         for place in names[id(model.get_submodule(name))]:  # a module used twice is replaced in both places
             model.set_submodule(place, module)
     _close_fused_paths(model)
-    if plan.fused:
-        model = fuse(model)
-        run_blocks_natively(model)
-        run_models_natively(model)
+    setattr(model, ATTRIBUTE, plan)
+    if not isinstance(model, PackedModule) and any(isinstance(part, PackedModule) for part in model.modules()):
+        model._apply = functools.partial(_apply_to_all, model)  # type: ignore[method-assign]
+    return model
+
+
+def _apply_to_all(model: nn.Module, fn: Any, recurse: bool = True) -> nn.Module:
+    """What `half` and `to` call: refused as a whole, where packed layers refuse it, not when others are done."""
+    require_float32(fn)
+    done: nn.Module = type(model)._apply(model, fn, recurse)
+    return done
+
+
+def run_fused(model: nn.Module, plan: SparsePlan) -> nn.Module:
+    """The model as a fused graph, or with blocks that run natively; its packed layers are changed."""
+    model = fuse(model, plan.stand_ins, plan.constants)
+    run_blocks_natively(model)
+    run_models_natively(model)
     setattr(model, ATTRIBUTE, plan)
     return model
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import functools
 import os
-import types
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,8 @@ def offer_save_pretrained(model: nn.Module) -> None:
     would fill the model with random weights.
     """
     if hasattr(type(model), "save_pretrained") and hasattr(model, "config"):
-        model.save_pretrained = types.MethodType(save_pretrained, model)  # type: ignore[assignment]
+        # Not a bound method: pickle would look that up by its name and find the library's own.
+        model.save_pretrained = functools.partial(save_pretrained, model)  # type: ignore[assignment]
 
 
 def save_pretrained(
@@ -60,7 +61,10 @@ def save_pretrained(
     dense = sorted(file.name for pattern in ("*.safetensors", "*.bin", "*.gguf") for file in place.glob(pattern))
     if any(name != PACKED for name in dense):
         raise BadInput(f"The folder {place} holds other weights ({dense[0]}): choose one of its own for this model.")
-    place.mkdir(parents=True, exist_ok=True)
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        raise BadInput(f"The model cannot be written to {place}, as a file is in the way: name a folder.") from None
     config.architectures = [type(model).__name__]
     config.save_pretrained(place)
     generation: Any = getattr(model, "generation_config", None)

@@ -79,6 +79,7 @@ class _Cell(nn.Module, ABC):
             )
         if state is None:
             state = (x.new_zeros(x.shape[0], self.hidden_size),) * self.parts
+        _check_state(self, state, (x.shape[0], self.hidden_size))
         return self.run(x.unsqueeze(0), state, False)[1]
 
 
@@ -91,6 +92,15 @@ def _plain(x: Tensor) -> bool:
 def _special(layer: BalancedLinear) -> bool:
     hooked = bool(layer._forward_hooks or layer._forward_pre_hooks)
     return hooked or layer.permutation is not None or layer.relu or layer.packed.layer is None
+
+
+def _check_state(layer: Any, state: _States, shape: tuple[int, ...]) -> None:
+    """Torch refuses states of another shape; the kernels would read too little or too much of them."""
+    for part in state:
+        if tuple(part.shape) != shape:
+            raise BadInput(
+                f"A sparse {layer.kind} with this input takes states of shape {shape}, but got {tuple(part.shape)}."
+            )
 
 
 class SparseLSTMCell(_Cell):
@@ -201,6 +211,7 @@ class _Layers(nn.Module):
             x = x.transpose(0, 1)
         if state is None:
             state = (x.new_zeros(len(self.cells), x.shape[1], self.hidden_size),) * self.parts
+        _check_state(self, state, (len(self.cells), x.shape[1], self.hidden_size))
         ends = []
         directions = 2 if self.bidirectional else 1
         for layer in range(self.num_layers):

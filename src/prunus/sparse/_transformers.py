@@ -154,6 +154,8 @@ class NativeEncoder(_NativeModel):
             if attention_mask.shape != input_ids.shape:
                 return None
             if not bool(attention_mask.all()):
+                if not bool(attention_mask.any(-1).all()):  # what a text of padding alone sees, its attention decides
+                    return None
                 mask = torch.zeros(attention_mask.shape).masked_fill_(attention_mask == 0, torch.finfo().min)
                 mask = mask[:, None, None, :]
         threads = torch.get_num_threads()

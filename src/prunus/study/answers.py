@@ -28,12 +28,12 @@ def same_answers(cell: Cell, dense: nn.Module, pruned: nn.Module, test: Any) -> 
     points = first_inputs(drawn(test, cell.settings.held_out), cell.settings.held_out)
     with quick(dense), quick(pruned):
         found = certify_statistically(dense, pruned, points, confidence=0.95)
+    labels = {} if found.agreement is None else {"agreement": found.agreement, "agreement_low": found.agreement_low}
     return {
         "held_out_bound": found.bound,
         "held_out_probability": found.probability,
         "held_out_median": found.median,
-        "agreement": found.agreement,
-        "agreement_low": found.agreement_low,
+        **labels,
         "answers": len(next(iter(points.values())) if isinstance(points, Mapping) else points),
     }
 

@@ -44,20 +44,23 @@ def noise(piece: Piece, before: Sequence[Tensor], after: Tensor, dtype: torch.dt
         if piece.terms == 0:
             return None if piece.kind in ("constant", "gather") else unit * after
         spread = piece.rounded(before[0])
-        lost = (piece.terms + 2) * smallest(dtype)
-        return gamma(piece.terms, dtype, piece.roundings) * spread + lost + _too_large(spread, dtype)
+        lost = piece.underflow * smallest(dtype)
+        leaves = overflow(largest_sums(piece, before[0], spread, dtype), dtype)
+        return gamma(piece.terms, dtype, piece.roundings) * spread + lost + leaves
     if isinstance(piece, Join):
         if piece.kind == "concatenation":
             return None
         sums = torch.stack(list(before)).sum(0)
-        return gamma(len(before), dtype) * sums + _too_large(sums, dtype)
+        return gamma(len(before), dtype) * sums + overflow(sums, dtype)
     if isinstance(piece, Elementwise):
+        if piece.beyond is not None:
+            return torch.minimum(1.001 * (before[0] - after).clamp_min(0.0), piece.beyond(before[1], dtype))
         if piece.piecewise_linear and piece.settings == (0.0,):
             return None
         sizes = after if piece.relative else after + before[0]
-        return LIBRARY * (unit * sizes + smallest(dtype)) + piece.jump + _too_large(steps_of(after, dtype), dtype)
+        return LIBRARY * (unit * sizes + smallest(dtype)) + piece.jump + overflow(steps_of(after, dtype), dtype)
     if isinstance(piece, ValueProduct):
-        return 1.001 * unit * after + smallest(dtype) + _too_large(after, dtype)
+        return 1.001 * unit * after + smallest(dtype) + overflow(after, dtype)
     if piece.kind == "max pooling":
         return None
     fresh = gamma(before[0][0].numel(), dtype) + LIBRARY * unit
@@ -69,9 +72,22 @@ def steps_of(result: Tensor, dtype: torch.dtype) -> Tensor:
     return result if UNITS.get(dtype, 1.0) > 2.0**-24 else LIBRARY * result
 
 
-def _too_large(sums: Tensor, dtype: torch.dtype) -> Tensor:
-    largest = float(torch.finfo(dtype).max) / 2 if dtype in UNITS else 6e4
-    return torch.where(sums <= largest, 0.0, math.inf)
+def largest_sums(piece: Affine, x: Tensor, spread: Tensor, dtype: torch.dtype) -> Tensor:
+    """How large what an affine step sums may become on the way to each output, where that matters for the type.
+
+    x: bounds on the magnitudes of its inputs; spread: those of its outputs' terms. A mean is summed before it is
+    divided, in float32 for half-precision types; and a layer is summed before the batch norm that was folded into it.
+    """
+    if piece.weight is None and UNITS.get(dtype, 1.0) <= 2.0**-24:
+        spread = spread * max(1, piece.terms)
+    layer = piece.inside
+    if layer is None:
+        return spread
+    most = x.amax(0, keepdim=True)  # over all points at once, which is nearly always enough
+    sums = largest_sums(layer, most, layer.rounded(most), dtype)
+    if bool((sums > _limit(dtype)).any()):
+        sums = largest_sums(layer, x, layer.rounded(x), dtype)
+    return torch.maximum(spread, sums)
 
 
 def smallest(dtype: torch.dtype) -> float:
@@ -79,7 +95,10 @@ def smallest(dtype: torch.dtype) -> float:
     return float(torch.finfo(dtype).tiny) if dtype in UNITS else 1e-5
 
 
+def _limit(dtype: torch.dtype) -> float:
+    return float(torch.finfo(dtype).max) / 2 if dtype in UNITS else 6e4
+
+
 def overflow(largest: Tensor, dtype: torch.dtype) -> Tensor:
-    """Infinite for points (points,) where the largest of some sums may leave the range of the type."""
-    limit = float(torch.finfo(dtype).max) / 2 if dtype in UNITS else 6e4
-    return torch.where(largest <= limit, 0.0, math.inf)
+    """Infinite where sums may leave the range of the type, else 0, for bounds on their magnitudes."""
+    return torch.where(largest <= _limit(dtype), 0.0, math.inf)

@@ -230,7 +230,7 @@ def _chain(pair: Pair, ranges: list[Ranges]) -> tuple[list[_Layer], float] | Non
             return None
         one, two = step.original, step.pruned
         if isinstance(one, Affine) and isinstance(two, Affine):
-            if one.kind == "reshape":
+            if one.kind in ("reshape", "cast"):
                 continue
             if one.kind != "linear" or factor != 1.0 or len(step.shape) != 1:
                 return None

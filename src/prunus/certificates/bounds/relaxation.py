@@ -92,7 +92,7 @@ class Relaxation:
                 self._renew(number - 1)
             if isinstance(step.original, (Affine, Join)):
                 continue
-            for index in step.inputs:
+            for index in step.inputs[:1] if isinstance(step.original, Elementwise) else step.inputs:
                 done &= self._tighten_before(index, step, deadline, tight)
             if isinstance(step.original, Lipschitz) and step.original.windows is not None:
                 done &= self._tighten_maxima(number, step.original.windows, deadline)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import cast
 
 import torch
 from torch import Tensor
 
-from prunus.certificates.bounds.floats import LIBRARY, UNITS, gamma, overflow, smallest, steps_of
+from prunus.certificates.bounds.floats import LIBRARY, UNITS, gamma, largest_sums, overflow, smallest, steps_of
 from prunus.certificates.bounds.intervals import Range, Ranges, propagate_ranges
 from prunus.certificates.bounds.recursion import Norms, lengths
 from prunus.certificates.domains import Region
@@ -58,10 +58,10 @@ def drifts(
 
 @dataclass(frozen=True, eq=False)
 class _Terms:
-    """What a step rounds, whatever the type: 2-norm and largest entry of the terms, largest inputs, (points,) each."""
+    """What a step rounds, (points,) each: 2-norm of the terms, the largest sum in a type, the largest inputs."""
 
     length: Tensor
-    largest: Tensor
+    largest: Callable[[torch.dtype], Tensor]
     inputs: list[Tensor]
     entries: int
 
@@ -82,7 +82,12 @@ def _terms(piece: Piece, before: list[Tensor], after: Tensor) -> _Terms:
     length = lengths(size)
     if isinstance(piece, Elementwise) and not piece.relative:
         length = length + lengths(before[0])
-    return _Terms(length, size.flatten(1).amax(1), inputs, size[0].numel())
+
+    def largest(dtype: torch.dtype) -> Tensor:
+        sums = largest_sums(piece, before[0], size, dtype) if isinstance(piece, Affine) else size
+        return sums.flatten(1).amax(1)
+
+    return _Terms(length, largest, inputs, size[0].numel())
 
 
 def _after(
@@ -92,7 +97,8 @@ def _after(
     if isinstance(piece, Affine):
         if piece.terms == 0 and piece.bias is None:
             return gain * incoming[0]
-        tiny = (piece.terms + 2) * smallest(dtype) * width + overflow(terms.largest, dtype)
+        lost = float(piece.underflow.square().mean().sqrt())
+        tiny = lost * smallest(dtype) * width + overflow(terms.largest(dtype), dtype)
         fresh = gamma(piece.terms, dtype, piece.roundings)
         # Drifted inputs are rounded too, through |W|: rows and columns bound its norm by those of W (Schur's test).
         through = 1.0 if piece.weight is None else math.sqrt(math.sqrt(piece.terms * piece.weight.numel()))
@@ -101,17 +107,19 @@ def _after(
         if piece.kind == "concatenation":
             return cast("Tensor", torch.linalg.vector_norm(torch.stack(incoming), dim=0))
         total = torch.stack(incoming).sum(0) * (1 + len(parts) * unit)
-        return total + gamma(len(parts), dtype) * terms.length + overflow(terms.largest, dtype)
+        return total + gamma(len(parts), dtype) * terms.length + overflow(terms.largest(dtype), dtype)
     if isinstance(piece, ValueProduct):
         first, second = terms.inputs
         moved = second * incoming[0] + first * incoming[1] + incoming[0] * incoming[1]
-        tiny = smallest(dtype) * width + overflow(terms.largest, dtype)
+        tiny = smallest(dtype) * width + overflow(terms.largest(dtype), dtype)
         return moved * (1 + unit) + 1.001 * unit * terms.length + tiny
     if isinstance(piece, Elementwise):
+        if piece.beyond is not None:
+            return incoming[0]
         fresh = 0.0 if piece.piecewise_linear and piece.settings == (0.0,) else LIBRARY * unit
         lost = (LIBRARY * smallest(dtype) if fresh else 0.0) + piece.jump
         slope = _steepest(piece, parts[0], incoming[0])
-        range_left = overflow(steps_of(terms.largest, dtype), dtype) if fresh else 0.0
+        range_left = overflow(steps_of(terms.largest(dtype), dtype), dtype) if fresh else 0.0
         return slope * incoming[0] * (1 + fresh) + fresh * terms.length + lost * width + range_left
     fresh = 0.0 if piece.kind == "max pooling" else gamma(parts[0].low[0].numel(), dtype) + LIBRARY * unit
     lost = LIBRARY * smallest(dtype) * width if fresh else 0.0

@@ -88,15 +88,23 @@ class Close:
         return off.abs().amax(1) if self.norm == "max" else torch.linalg.vector_norm(off, dim=1)
 
 
-def check_labels(pair: Pair) -> None:
-    """Refuse outputs among which "the largest" is no label: a single one, or several rows of them."""
-    if math.prod(pair.output_shape) < 2:
-        raise BadInput("A label is the largest of several outputs, and this network has one.")
-    if sum(size > 1 for size in pair.output_shape) > 1:
-        raise BadInput(
-            f"The network's outputs have the shape {pair.output_shape}, and a label is the largest of one row: wrap "
-            "the network so that it returns that row."
+def no_label(shape: tuple[int, ...]) -> str | None:
+    """Why outputs of a shape, without the batch, have no label: a single one, or several rows; None where they do."""
+    if math.prod(shape) < 2:
+        return "A label is the largest of several outputs, and this network has one."
+    if sum(size > 1 for size in shape) > 1:
+        return (
+            f"The network's outputs have the shape {shape}, and a label is the largest of one row: wrap the network so "
+            "that it returns that row."
         )
+    return None
+
+
+def check_labels(pair: Pair) -> None:
+    """Refuse outputs that have no label."""
+    reason = no_label(pair.output_shape)
+    if reason is not None:
+        raise BadInput(reason)
 
 
 @dataclass(frozen=True, eq=False)

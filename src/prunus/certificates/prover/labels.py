@@ -122,7 +122,7 @@ def certify_labels(
     shape = input_shape(original, points.shape, None)
     pair = read_pair(original, other, shape, graph=graph or shared_graph(original, pruned, shape))
     check_labels(pair)
-    region = points.region(shape)
+    pair, region = pair.on(points.region(shape))
     goal = SameLabel.of(pair)
     norms = Norms(goal.pair)
     agree, same = [], []

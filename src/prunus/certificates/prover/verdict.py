@@ -150,7 +150,7 @@ def equivalent(
         raise BadInput("The domain must be a prunus.Ball, prunus.Box or prunus.Samples.")
     shape = input_shape(original, domain.shape, example)
     pair = read_pair(original, other, shape, graph=shared_graph(original, pruned, shape))
-    region = domain.region(shape)
+    pair, region = pair.on(domain.region(shape))
     check_reading(pair, (model, other), region, seed)
     goal: Goal = SameLabel.of(pair) if labels else Close(pair, float(tolerance), norm)
     start = start_boxes(region)

@@ -1,17 +1,21 @@
 """Rules of layer, group, instance and RMS norm, as the steps they are made of.
 
 `(x - mean) / sqrt(variance + eps)`: a mean, a sum, squares, an inverse root and a product. In exact arithmetic an entry
-of n is at most sqrt(n) after it, whatever the input; a clamp slightly above that limit adds this bound.
+of n is at most sqrt(n) after it, whatever the input; a clamp slightly above that limit adds this bound. What a network
+computes obeys it but for rounding: torch takes `x * root - mean * root`, whose terms may be much larger.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from prunus.certificates.bounds.floats import UNITS, gamma
 from prunus.certificates.reading import activations
 from prunus.certificates.reading.attention import moved_to
 from prunus.certificates.reading.linear import plain, scaling
@@ -46,6 +50,29 @@ def _cancelling(call: Call, squares: Value, whole: Value) -> Value:
     return call.emit(piece, [both], (groups,))
 
 
+def _beyond(count: int, eps: float, centred: bool, cancelling: bool) -> Callable[[Tensor, torch.dtype], Tensor]:
+    """How far a computed entry may be beyond sqrt(count), from the magnitudes (points, groups, count) of the inputs.
+
+    Let g be the relative error of a sum of `count` squares, X the largest magnitude of the group, v its variance. The
+    computed mean is off by at most g X, and the computed variance by g (v + 2 sqrt(v) X), or by g (v + 4 X^2) where it
+    is the difference of two means. However small v is, it never makes the inverse root larger than 1 / sqrt(eps): this
+    multiplies the entries by at most 1 + 2 g X / sqrt(eps), or 1 + sqrt(4 g X^2 / eps). To that come the rounding of
+    the mean, of the two products and of their difference, and of the result. All of it runs in float32 or finer.
+    """
+
+    def beyond(x: Tensor, dtype: torch.dtype) -> Tensor:
+        inner = dtype if dtype == torch.float64 else torch.float32
+        unit, own, error = UNITS[inner], UNITS.get(dtype, 2.0**-8), gamma(2 * count + 8, inner)
+        root, largest = math.sqrt(count), torch.zeros_like(x)
+        if centred:
+            largest = (x.amax(-1, keepdim=True) / math.sqrt(eps)).expand_as(x)
+        stretched = math.sqrt(4 * error) * largest if cancelling else 2 * error * largest
+        found = root * (stretched + error) + (error + 8 * unit) * largest
+        return 1.01 * found * (1 + own) + 2 * own * root
+
+    return beyond
+
+
 def normalised(
     call: Call, groups: Tensor, eps: float, weight: Any, bias: Any, centred: bool = True, cancelling: bool = False
 ) -> Value:
@@ -64,9 +91,10 @@ def normalised(
     squares = call.emit(activations.square(), [value], size)
     variance = _cancelling(call, squares, whole) if cancelling else _mean(call, squares)
     root = call.emit(activations.inverse_root(eps), [variance], (size[0],))
-    made = call.emit(ValueProduct(), [value, moved_to(call, root, spread, size)], size)
     limit = math.sqrt(size[1]) * 1.01
-    made = call.emit(activations.clamp(-limit, limit), [made], size)
+    made = call.emit(ValueProduct(), [value, moved_to(call, root, spread, size)], size)
+    beyond = _beyond(size[1], eps, centred, cancelling)
+    made = call.emit(replace(activations.clamp(-limit, limit), beyond=beyond), [made, whole], size)
     order = torch.empty(groups.numel(), dtype=torch.int64)
     order[groups.reshape(-1)] = torch.arange(groups.numel())
     made = moved_to(call, made, order, call.shape)

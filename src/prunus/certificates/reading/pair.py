@@ -16,12 +16,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from prunus.certificates.domains import Region
 from prunus.certificates.reading import attention, linear, movement, nonlinear, normalising  # noqa: F401  (their rules)
 from prunus.certificates.reading.compressed import decompressed, is_packed
 from prunus.certificates.reading.constants import LEFT_OUT, check_sized, constant, place, where
+from prunus.certificates.reading.folding import Operation, folded, ordered, pooled_first
 from prunus.certificates.reading.leaves import LEAF, leaf_module, leaves_of
 from prunus.certificates.reading.nested import double, flat, resolved
-from prunus.certificates.reading.pieces import Affine, Elementwise, Join, Lipschitz, Piece, ValueProduct
+from prunus.certificates.reading.pieces import Affine, Join, Piece, ValueProduct
 from prunus.certificates.reading.rules import (
     BatchNumber,
     Call,
@@ -54,6 +56,8 @@ class Pair:
         steps: The steps: value 0 is the input, step number i makes value i + 1.
         input_shape: Shape of an input, without the batch.
         dtypes: The types that the original and the pruned network really run in.
+        input_dtypes: The types that they take their inputs in. Where these differ, the first step rounds the input to
+            the coarser type for the network that takes it so.
 
     Example:
         >>> model = prunus.models.make("fc:8-16-4", seed=0).eval()
@@ -66,6 +70,7 @@ class Pair:
     steps: tuple[Step, ...]
     input_shape: tuple[int, ...]
     dtypes: tuple[torch.dtype, torch.dtype]
+    input_dtypes: tuple[torch.dtype, torch.dtype] = (torch.float64, torch.float64)
 
     @property
     def output_shape(self) -> tuple[int, ...]:
@@ -101,6 +106,32 @@ class Pair:
         steps = [replace(s, original=_cast(s.original, dtype), pruned=_cast(s.pruned, dtype)) for s in self.steps]
         return replace(self, steps=tuple(steps))
 
+    def on(self, region: Region) -> tuple[Pair, Region]:
+        """The pair and a region as the networks meet it.
+
+        Args:
+            region: the inputs that a certificate is about.
+
+        Returns:
+            The pair, without the rounding of its inputs where they fit into both types as they are; and the region,
+            whose single points are those that the network of the finer type receives.
+
+        Raises:
+            BadInput: A point lies outside of the range of that type.
+        """
+        if region.radius != 0.0:
+            return self, region
+        finer = _finer(*self.input_dtypes)
+        received = region.centres.to(finer).double()
+        if not bool(torch.isfinite(received).all()):
+            raise BadInput(f"A point of the Samples does not fit into {finer}, the type of the networks' inputs.")
+        pair = self
+        fits = all(torch.equal(received.to(dtype).double(), received) for dtype in self.input_dtypes)
+        if fits and self.steps[0].name == _INPUT:
+            exact = _rounded_input(self.input_dtypes[0], self.input_dtypes[0], self.input_shape)
+            pair = replace(self, steps=(exact, *self.steps[1:]))
+        return pair, replace(region, centres=received)
+
     def outputs(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
         """The outputs of both networks, flattened to (n, outputs).
 
@@ -118,6 +149,27 @@ def _cast(piece: Piece, dtype: torch.dtype) -> Piece:
         return piece
     weight = None if piece.weight is None else piece.weight.to(dtype)
     return replace(piece, weight=weight, bias=None if piece.bias is None else piece.bias.to(dtype))
+
+
+_INPUT = "the input"
+
+
+def _finer(one: torch.dtype, two: torch.dtype) -> torch.dtype:
+    return min(one, two, key=lambda dtype: torch.finfo(dtype).eps)
+
+
+def _coarser(one: torch.dtype, two: torch.dtype) -> torch.dtype:
+    return max(one, two, key=lambda dtype: torch.finfo(dtype).eps)
+
+
+def _rounded_input(one: torch.dtype, two: torch.dtype, shape: tuple[int, ...]) -> Step:
+    """The input as two networks receive it: one of a coarser type than the other rounds it."""
+    finer = _finer(one, two)
+    pieces = (
+        Affine("cast", lambda _, x: x, lambda _: 1.0, terms=0 if dtype == finer else 1, settings=shape)
+        for dtype in (one, two)
+    )
+    return Step(_INPUT, (0,), next(pieces), next(pieces), shape)
 
 
 def read_pair(original: nn.Module, pruned: nn.Module, shape: tuple[int, ...], *, graph: Graph | None = None) -> Pair:
@@ -158,21 +210,18 @@ def read_pair(original: nn.Module, pruned: nn.Module, shape: tuple[int, ...], *,
         steps.append(Step(one.name, one.inputs, one.piece, two.piece, one.shape))
     if not steps:
         raise BadInput("The network does nothing to its input, so there is nothing to certify.")
-    return Pair(tuple(steps), shape, (one_type, two_type))
+    given = (dtype_of(original), dtype_of(pruned))
+    if given[0] != given[1]:
+        one_type, two_type = _coarser(one_type, given[0]), _coarser(two_type, given[1])
+        later = (replace(step, inputs=tuple(index + 1 for index in step.inputs)) for step in steps)
+        steps = [_rounded_input(*given, shape), *later]
+    return Pair(tuple(steps), shape, (one_type, two_type), given)
 
 
 # ---------------------------------------------------------------------------------------------------------- one network
 
 
-@dataclass(frozen=True, eq=False)
-class _Op:
-    name: str
-    inputs: tuple[int, ...]
-    piece: Piece
-    shape: tuple[int, ...]
-
-
-def _alike(one: _Op, two: _Op) -> bool:
+def _alike(one: Operation, two: Operation) -> bool:
     left, right = one.piece, two.piece
     if one.inputs != two.inputs or one.shape != two.shape or left.kind != right.kind:
         return False
@@ -208,12 +257,29 @@ def dtype_of(model: nn.Module) -> torch.dtype:
     return next(found, torch.float32)
 
 
+def _check_plain(model: nn.Module) -> None:
+    """Refuse modules whose code is not the Python that is read: TorchScript, and what torch.compile made of one.
+
+    A backend of torch.compile may compute something else than the module inside; a certificate is about what runs.
+    """
+    for module in model.modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            raise BadInput("A TorchScript module cannot be certified: give the module that it was made from.")
+        if hasattr(module, "_orig_mod") or module._compiled_call_impl is not None:
+            raise BadInput(
+                "What torch.compile makes of a module cannot be certified, for its backend may compute something else: "
+                "give the plain module."
+            )
+
+
 def read_graph(model: nn.Module, shape: tuple[int, ...]) -> Graph:
     """What a network computes for inputs of `shape`, at the level that the rules are written for."""
+    _check_plain(model)
     return read(model, torch.zeros(1, *shape, dtype=dtype_of(model)), level="exported")
 
 
-def _read(model: nn.Module, shape: tuple[int, ...], known: Graph | None) -> tuple[list[_Op], torch.dtype]:
+def _read(model: nn.Module, shape: tuple[int, ...], known: Graph | None) -> tuple[list[Operation], torch.dtype]:
+    _check_plain(model)
     model = unwrapped(model)
     if any(is_packed(module) for module in model.modules()):
         model = decompressed(copy.deepcopy(model))
@@ -222,7 +288,7 @@ def _read(model: nn.Module, shape: tuple[int, ...], known: Graph | None) -> tupl
         state = {**dict(model.named_parameters()), **dict(model.named_buffers())} if known else {}
         reader = _Reader(graph, state)
         ops = reader.read()
-    return _folded(_pooled_first(_ordered(ops))), reader.coarsest
+    return folded(pooled_first(ordered(ops))), reader.coarsest
 
 
 class _Reader:
@@ -232,12 +298,12 @@ class _Reader:
         self.graph = graph
         self.state = state
         self.env: dict[str, Any] = {}
-        self.ops: list[_Op] = []
+        self.ops: list[Operation] = []
         self.coarsest = torch.float64
         self.types: set[torch.dtype] = set()
         self.sized: set[str] = set()  # constants whose shape has the batch size in it
 
-    def read(self) -> list[_Op]:
+    def read(self) -> list[Operation]:
         self._check()
         with torch.no_grad():
             for node in self.graph.nodes:
@@ -312,7 +378,7 @@ class _Reader:
         label = _label(node)
 
         def emit(piece: Piece, values: Sequence[Value], made: tuple[int, ...]) -> Value:
-            self.ops.append(_Op(label, tuple(value.index for value in values), piece, made))
+            self.ops.append(Operation(label, tuple(value.index for value in values), piece, made))
             if made == shape:
                 return Value(len(self.ops), shape, real, varies)
             return Value(len(self.ops), made, (1, *made), (True, *[False] * len(made)))
@@ -344,88 +410,6 @@ def _label(node: Node) -> str:
     """The layer an operator belongs to: that of its parameter, else the module that made the call."""
     layers = (source.target.rpartition(".")[0] for source in node.inputs if source.kind == "parameter")
     return next(layers, "") or node.module or node.name
-
-
-def _ordered(ops: list[_Op]) -> list[_Op]:
-    """The operations behind the output in the order in which it asks for them: two graphs of one architecture agree."""
-    number: dict[int, int] = {0: 0}
-    result: list[_Op] = []
-    stack = [len(ops)]
-    while stack:
-        value = stack[-1]
-        if value in number:
-            stack.pop()
-            continue
-        op = ops[value - 1]
-        missing = [index for index in op.inputs if index not in number]
-        if missing:
-            stack += reversed(missing)
-            continue
-        result.append(replace(op, inputs=tuple(number[index] for index in op.inputs)))
-        number[value] = len(result)
-        stack.pop()
-    return result
-
-
-def _pooled_first(ops: list[_Op]) -> list[_Op]:
-    """Max pooling right after a ReLU changes places with it, which is exact: fewer entries are then relaxed."""
-    readers = [index for op in ops for index in op.inputs]
-    result = list(ops)
-    for here in range(len(ops) - 1):
-        bends, pools = result[here], result[here + 1]
-        first, second = bends.piece, pools.piece
-        bent = isinstance(first, Elementwise) and first.kind == "relu" and readers.count(here + 1) == 1
-        pooled = isinstance(second, Lipschitz) and second.windows is not None and pools.inputs == (here + 1,)
-        if bent and pooled:
-            result[here] = replace(pools, inputs=bends.inputs)
-            result[here + 1] = replace(bends, shape=pools.shape, inputs=pools.inputs)
-    return result
-
-
-def _folded(ops: list[_Op]) -> list[_Op]:
-    """Fold every per-channel scaling into the layer before it, where nothing else reads that layer."""
-    readers = [0] * (len(ops) + 1)
-    for op in ops:
-        for index in op.inputs:
-            readers[index] += 1
-    result: list[_Op] = []
-    number = {0: 0}  # old value -> new value
-    for position, op in enumerate(ops, start=1):
-        folded = _fold_into(op, result, number, readers)
-        if folded is None:
-            result.append(replace(op, inputs=tuple(number[index] for index in op.inputs)))
-        else:
-            result[-1] = folded
-        number[position] = len(result)
-    return result
-
-
-def _fold_into(op: _Op, result: list[_Op], number: dict[int, int], readers: list[int]) -> _Op | None:
-    scale = op.piece
-    if not (isinstance(scale, Affine) and scale.kind == "diagonal" and scale.settings == (1,) and result):
-        return None
-    before = result[-1]
-    source = op.inputs[0]
-    layer = before.piece
-    if number[source] != len(result) or readers[source] != 1 or not isinstance(layer, Affine) or layer.scaled is None:
-        return None
-    if len(before.shape) != 1 and layer.kind == "linear":
-        return None  # a linear layer over sequences has its channels last
-    factors = scale.weight
-    assert layer.weight is not None
-    assert factors is not None
-    axes = [1] * (len(before.shape) - 1)
-    wide = factors.reshape(-1, *axes)
-    bias, size = scale.bias, scale.bias_size
-    if layer.bias is not None:
-        scaled = layer.bias * wide
-        bias = scaled if bias is None else bias.reshape(-1, *axes) + scaled
-        own = (layer.bias if layer.bias_size is None else layer.bias_size).abs() * wide.abs()
-        size = own if size is None else size.reshape(-1, *axes) + own
-    terms, roundings = layer.terms + 8, layer.roundings + scale.roundings
-    weight = layer.scaled(layer.weight, factors)
-    folded = replace(layer, weight=weight, bias=bias, bias_size=size, terms=terms, roundings=roundings)
-    return replace(before, piece=folded)
 
 
 def input_shape(model: nn.Module, shape: tuple[int, ...] | None, example: Any) -> tuple[int, ...]:

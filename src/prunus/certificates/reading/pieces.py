@@ -36,6 +36,9 @@ class Affine:
         roundings: How often a half-precision type may round on the way to one output, which sums in float32 otherwise.
         sizes: What the rounding of an output is in proportion to, from the inputs' magnitudes, where that is more than
             `magnitude`.
+        inside: The layer as it runs, where a factor for each channel was folded into it: its own sums may be larger
+            than the folded ones, and are what leaves the type's range.
+        lost: How many of its type's smallest normal numbers underflow may cost each output; `terms + 2` without it.
 
     Example:
         >>> double = prunus.certificates.Affine("double", lambda weight, x: 2 * x, lambda weight: 2.0)
@@ -54,6 +57,8 @@ class Affine:
     bias_size: Tensor | None = None
     roundings: int = 1
     sizes: Callable[[Tensor], Tensor] | None = None
+    inside: Affine | None = None
+    lost: Tensor | None = None
 
     def run(self, x: Tensor) -> Tensor:
         """The output for inputs (n, *shape).
@@ -91,6 +96,11 @@ class Affine:
         if self.bias is None:
             return spread
         return spread + (self.bias.abs() if self.bias_size is None else self.bias_size)
+
+    @property
+    def underflow(self) -> Tensor:
+        """How many of its type's smallest normal numbers underflow may cost: one number, or one for each channel."""
+        return torch.tensor(self.terms + 2.0, dtype=torch.float64) if self.lost is None else self.lost
 
     def without_bias(self, weight: Tensor | None) -> Callable[[Tensor], Tensor]:
         """The linear part with another weight, as a function.
@@ -185,6 +195,8 @@ class Elementwise:
         settings: Tells apart functions of one kind.
         jump: How far the function that runs may be from `function` beyond rounding.
         relative: True where the rounding of a result is in proportion to the result alone.
+        beyond: For a clamp that no network computes, because exact values keep within it by themselves: how far
+            computed ones may go beyond it, from the magnitudes of the step's second input and the type.
 
     Example:
         >>> from prunus.certificates import Elementwise
@@ -204,6 +216,7 @@ class Elementwise:
     settings: tuple[Any, ...] = ()
     jump: float = 0.0
     relative: bool = False
+    beyond: Callable[[Tensor, torch.dtype], Tensor] | None = None
 
     def run(self, x: Tensor) -> Tensor:
         """The output for inputs (n, *shape).
