@@ -36,7 +36,7 @@ if [ "$mode" = neon ]; then own="$source/kernels/neon $source/kernels/integer_ne
 objects=
 for unit in "$here/kernels_check" "$source/kernels/pack" "$source/kernels/linear" "$source/kernels/conv" "$source/kernels/depthwise" \
     "$source/kernels/places" "$source/kernels/program" "$source/kernels/pool" "$source/kernels/portable" \
-    "$source/kernels/integer" "$source/kernels/integer_planes" "$source/kernels/integer_turned" "$source/kernels/integer_program" \
+    "$source/kernels/integer" "$source/kernels/integer_planes" "$source/kernels/integer_turned" "$source/kernels/integer_layout" "$source/kernels/integer_program" \
     "$source/kernels/integer_portable" \
     "$source/kernels/block" "$source/kernels/block_portable" "$source/kernels/recurrent" $own; do
     flags=
