@@ -101,6 +101,20 @@ def require_module(model: object) -> None:
         raise BadInput(f"The model must be a torch module, not {type(model).__name__}{hint}.")
 
 
+def require_changeable(model: nn.Module) -> None:
+    """Refuse a model made inside `torch.inference_mode`: torch neither trains its tensors nor changes them elsewhere.
+
+    Raises:
+        BadInput: if a parameter or buffer was made there.
+    """
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if tensor.is_inference():
+            raise BadInput(
+                f"{name!r} was made inside torch.inference_mode, so torch does not let it change: use "
+                "copy.deepcopy(model), taken outside of it."
+            )
+
+
 def as_globs(given: object, argument: str = "exclude") -> tuple[str, ...]:
     """Names and globs, of which one alone may stand for itself.
 

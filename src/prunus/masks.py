@@ -243,7 +243,8 @@ class Masks(Mapping[str, Tensor]):
             8
         """
         parameters = self.parameters_of(model)
-        with torch.no_grad():
+        made_there = any(parameter.is_inference() for parameter in parameters.values())
+        with torch.inference_mode() if made_there else torch.no_grad():  # elsewhere torch lets nobody change them
             for name, parameter in parameters.items():
                 parameter.masked_fill_(~self[name].to(parameter.device), 0.0)
         return model

@@ -14,7 +14,7 @@ from prunus.adapters import Batch
 from prunus.contract import Masks, Pattern
 from prunus.errors import BadInput, UnknownName
 from prunus.graph import unwrapped
-from prunus.layers import EMBEDDING, LEFT_DENSE, all_weights
+from prunus.layers import EMBEDDING, LEFT_DENSE, all_weights, require_changeable
 from prunus.pruning import allocations, find_masks, patterns
 from prunus.recovery._calibration import calibrate_on
 from prunus.recovery._damage import Damage, around, damage, steps
@@ -150,9 +150,11 @@ def measure_damage(
     if not grid or not numeric or list(grid) != sorted(set(grid)) or not 0 <= grid[0] <= grid[-1] < 1:
         raise BadInput(f"grid is {grid!r}; give growing sparsities in [0, 1).")
     inner = unwrapped(model)
-    found = find_masks(inner, 0.0, exclude=exclude)
-    choices = steps(shape) if isinstance(shape, patterns.NM) else {float(s): shape for s in grid}
-    return _measure(inner, found, choices, calibrate_on(data, samples, options.batch_size, seed), options)
+    require_changeable(inner)
+    with torch.inference_mode(False):
+        found = find_masks(inner, 0.0, exclude=exclude)
+        choices = steps(shape) if isinstance(shape, patterns.NM) else {float(s): shape for s in grid}
+        return _measure(inner, found, choices, calibrate_on(data, samples, options.batch_size, seed), options)
 
 
 def _measure(

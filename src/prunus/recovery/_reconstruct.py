@@ -15,7 +15,7 @@ from prunus.adapters import Batch
 from prunus.contract import Allocation, Masks, Pattern
 from prunus.errors import BadInput, PrunusWarning
 from prunus.graph import unwrapped
-from prunus.layers import Weight, all_weights, as_globs, listing, require_module
+from prunus.layers import Weight, all_weights, as_globs, listing, require_changeable, require_module
 from prunus.pruning import patterns
 from prunus.recovery._calibration import calibrate_on, head
 from prunus.recovery._copies import refuse_computed, require_finite, take_over, working_copy
@@ -92,35 +92,37 @@ def reconstruct(
     inner = unwrapped(model)
     if masks is not None and (not isinstance(masks, Masks) or not masks):
         raise BadInput("masks must be prunus.Masks with at least one mask.")
-    calibration = calibrate_on(data, samples, options.batch_size, seed)
-    shape = patterns.parse(pattern)
-    exclude = as_globs(exclude)
-    refuse_computed(inner, exclude)
-    said = allocation if isinstance(allocation, str) else getattr(allocation, "__qualname__", "function")
-    asked = (sparsity, shape, said, exclude, misfits, None if masks is None else digest(masks))
-    kept = saved(inner, calibration, options, *asked)
-    with nullcontext() if kept is None else locked(kept.folder, "reconstruction"):
-        plan = plan_for(inner, sparsity, shape, allocation, exclude, masks, misfits, calibration, options, kept)
-        work = working_copy(inner, plan.names, whole=options.descent > 0)
-        with (
-            evaluating(inner),
-            evaluating(work),
-            plain_layers(inner),
-            torch.no_grad(),
-            progress(len(plan.names), options.progress) as line,
-        ):
-            job = _Reconstruction(inner, work, plan, calibration, options, line, kept)
-            job.run()
-    if job.remarks:
-        warnings.warn(" ".join(job.remarks), PrunusWarning, stacklevel=2)
-    chosen = {name: job.done[name].mask for name in plan.names}
-    whole = chosen if masks is None else {name: chosen.get(name, mask) for name, mask in masks.items()}
-    found = Masks.adopt(whole, _notes(job, shape, seed))
-    found.notes["reached"] = found.sparsity
-    require_finite(work)
-    take_over(inner, work)
-    found.apply_(inner)
-    return found
+    refuse_computed(inner, as_globs(exclude))
+    require_changeable(inner)
+    with torch.inference_mode(False):  # there a `Recorder` would see nothing
+        calibration = calibrate_on(data, samples, options.batch_size, seed)
+        shape = patterns.parse(pattern)
+        exclude = as_globs(exclude)
+        said = allocation if isinstance(allocation, str) else getattr(allocation, "__qualname__", "function")
+        asked = (sparsity, shape, said, exclude, misfits, None if masks is None else digest(masks))
+        kept = saved(inner, calibration, options, *asked)
+        with nullcontext() if kept is None else locked(kept.folder, "reconstruction"):
+            plan = plan_for(inner, sparsity, shape, allocation, exclude, masks, misfits, calibration, options, kept)
+            work = working_copy(inner, plan.names, whole=options.descent > 0)
+            with (
+                evaluating(inner),
+                evaluating(work),
+                plain_layers(inner),
+                torch.no_grad(),
+                progress(len(plan.names), options.progress) as line,
+            ):
+                job = _Reconstruction(inner, work, plan, calibration, options, line, kept)
+                job.run()
+        if job.remarks:
+            warnings.warn(" ".join(job.remarks), PrunusWarning, stacklevel=2)
+        chosen = {name: job.done[name].mask for name in plan.names}
+        whole = chosen if masks is None else {name: chosen.get(name, mask) for name, mask in masks.items()}
+        found = Masks.adopt(whole, _notes(job, shape, seed))
+        found.notes["reached"] = found.sparsity
+        require_finite(work)
+        take_over(inner, work)
+        found.apply_(inner)
+        return found
 
 
 def _notes(job: _Reconstruction, shape: Pattern, seed: int) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from prunus.adapters import Batch, as_batch, batches, call, main_output, unpadded
 from prunus.contract import Duration, Masks
 from prunus.errors import BadInput
-from prunus.layers import as_globs, prunable_weights, require_module
+from prunus.layers import as_globs, prunable_weights, require_changeable, require_module
 from prunus.settings.training import DISTILLING, FitConfig
 from prunus.training._unchanged import modes_kept, unchanged_after
 from prunus.training.batches import Prepared, check_finite, in_order, reader
@@ -106,8 +106,9 @@ def distil(
             raise BadInput(f"{name} must be {_SPELT[kind]}, not {type(given).__name__}.")
     config, options = config or DISTILLING, options or DistilOptions()
     require_module(student)
+    require_changeable(student)
     _require_alike(student, teacher)
-    with unchanged_after(Exception, student):
+    with torch.inference_mode(False), torch.enable_grad(), unchanged_after(Exception, student):
         return _train(student, teacher, data, length, masks, config, options)
 
 

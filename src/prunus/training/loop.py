@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from prunus.contract import Duration, Masks
 from prunus.errors import BadInput, PrunusError, RunFailed, first_line
-from prunus.layers import load_state_tensors, require_module, state_tensors
+from prunus.layers import load_state_tensors, require_changeable, require_module, state_tensors
 from prunus.settings.training import FitConfig, Schedule, interval
 from prunus.storage import digest, locked
 from prunus.training import distributed
@@ -182,9 +182,10 @@ class Run:
 
     def train(self) -> History:
         """Make the steps that are left; returns the history."""
+        require_changeable(self.model)
         was_training = self.model.training
         self.model.train(self.in_training_mode)
-        with ExitStack() as stack:
+        with torch.inference_mode(False), torch.enable_grad(), ExitStack() as stack:
             stack.callback(self.model.train, was_training)
             if self.checkpoints is not None and self.rank == 0:
                 stack.enter_context(locked(self.checkpoints.folder, "run"))
