@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import logging
+import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr
@@ -32,6 +33,7 @@ __all__ = [
     "OpOverload",
     "OpOverloadPacket",
     "TorchDispatchMode",
+    "compiled_calls",
     "dispatch_modes",
     "empty_wrapper",
     "holds_for_every_batch",
@@ -85,6 +87,24 @@ def holds_for_every_batch(program: Any) -> bool:
             if size >= 2 and condition.subs(dict.fromkeys(condition.free_symbols, size)) != True:  # noqa: E712
                 return False
     return True
+
+
+@contextmanager
+def compiled_calls() -> Iterator[list[str]]:
+    """Notes the calls of functions that torch.compile has wrapped, which no mode of torch sees."""
+    found: list[str] = []
+    before = sys.getprofile()
+
+    def note(frame: Any, event: str, argument: Any) -> None:
+        code = frame.f_code
+        if event == "call" and code.co_name == "compile_wrapper" and "_dynamo" in code.co_filename:
+            found.append(code.co_name)
+
+    sys.setprofile(note)
+    try:
+        yield found
+    finally:
+        sys.setprofile(before)
 
 
 def empty_wrapper(cls: type, shape: Any, dtype: torch.dtype, device: torch.device) -> Any:

@@ -94,6 +94,23 @@ def test_a_compiled_module_is_refused_in_one_sentence() -> None:
                 prunus.certify_labels(*pair, domain)
 
 
+def test_a_compiled_function_in_a_forward_is_refused() -> None:
+    def backend(graph: torch.fx.GraphModule, inputs: object) -> object:
+        return lambda *args: tuple(y + 100 * (y > 50) for y in graph.forward(*args))
+
+    class Calls(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.twice = nn.Linear(4, 3), torch.compile(lambda h: h * 2, backend=backend)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.twice(self.layer(x))  # type: ignore[no-any-return]
+
+    model = Calls().eval()
+    with pytest.raises(BadInput, match=r"torch\.compile"):
+        prunus.certify(model, prunus.find_masks(model, 0.3), prunus.Ball(1.0, torch.zeros(4)))
+
+
 # ------------------------------------------------------------------------------------- what overflows or underflows
 
 

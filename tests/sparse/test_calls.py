@@ -35,6 +35,11 @@ class Flag(Net):
         return y * 3 if flag is True else y
 
 
+class Told(Net):
+    def forward(self, x: Tensor, flag: bool) -> Tensor:
+        return self.b(self.a(x).relu()) * (3 if flag is True else 1)
+
+
 class Scale(Net):
     def forward(self, x: Tensor, scale: Any = None, times: float = 1.0) -> Tensor:
         if scale is not None:
@@ -66,6 +71,23 @@ class Pair(Net):
     def forward(self, x: Any) -> Tensor:
         """Takes a tensor or a list of one; what is traced cannot know which."""
         return self.b(self.a(x[0] + 1).relu() if isinstance(x, list) else self.a(x).relu())
+
+
+class Rescaled(Net):
+    """Changes its weights when it runs for the first time, as RWKV does."""
+
+    rescaled: bool
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rescaled = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.rescaled:
+            with torch.no_grad():
+                self.a.weight.div_(2)
+            self.rescaled = True
+        return self.b(2 * self.a(x).relu())
 
 
 class Constants(Net):
@@ -119,6 +141,8 @@ def test_calls_that_would_take_another_branch_are_refused() -> None:
     for call in (lambda: fast(x(), True), lambda: fast(x(), flag=True)):
         with pytest.raises(BadInput, match="for calls with flag=False: compress the model with an example"):
             call()
+    with pytest.raises(BadInput, match="that give 'flag' as a tensor or number"):
+        compress(pruned(Told()), fuse=True, select="always")(x(), True)
     model = pruned(Masked())
     mask = (x() > 0).float()
     with pytest.raises(BadInput, match="calls with mask=None"):
@@ -243,3 +267,24 @@ def test_an_answer_that_cannot_be_compared_is_told() -> None:
     model.answer = lambda y: y.argmax(1)
     with pytest.warns(PrunusWarning, match="could not be compared"):
         compress(model, example=x(), select="always")
+
+
+@pytest.mark.parametrize("fuse", [False, True])
+def test_a_model_that_changes_its_weights_when_it_runs(fuse: bool, tmp_path: Path) -> None:
+    model = pruned(Rescaled())
+    before = copy.deepcopy(model)
+    fast = compress(model, example=x(), select="always", fuse=fuse)
+    assert torch.equal(model.a.weight, before.a.weight)
+    assert not model.rescaled
+    with torch.no_grad():
+        expected = before(x())
+        torch.testing.assert_close(fast(x()), expected)
+        again = load(save(fast, tmp_path / "fast"), Rescaled())
+        torch.testing.assert_close(again(x()), expected)
+        if not fuse:
+            twice = compress(fast, example=x(), select="always")
+            torch.testing.assert_close(load(save(twice, tmp_path / "twice"), Rescaled())(x()), expected)
+    unseen = compress(model, select="always", fuse=fuse)
+    assert not model.rescaled
+    with pytest.raises(BadInput, match="cannot be changed in place"):
+        unseen(x())

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from prunus._torch import pytree
+from prunus._torch import compiled_calls, pytree
 from prunus.errors import BadInput
 
 _READS = (
@@ -70,12 +70,17 @@ def check_run(model: nn.Module, inputs: Tensor, which: str) -> None:
         BadInput: It takes values out of tensors, draws random numbers, or calls other functions for a single example.
     """
     one, two = _Watch(), _Watch()
-    with torch.no_grad(), _unchanged_random(which):
+    with torch.no_grad(), _unchanged_random(which), compiled_calls() as compiled:
         for count, watch in ((1, one), (2, two)):
             given = inputs[:count].clone()
             setattr(given, _SEEN, True)
             with watch:
                 model(given)
+    if compiled:
+        raise BadInput(
+            f"The {which} network calls a function of torch.compile, whose backend may compute something else: call "
+            "the plain function in its forward."
+        )
     for name in one.reads + two.reads:
         raise BadInput(
             f"The {which} network takes values of what it computes out of its tensors ({name}), where no certificate "

@@ -29,11 +29,12 @@ from prunus.sparse._copies import (
     Spent,
     UnlikeModel,
     as_example,
+    changed_flags,
     input_shapes,
     mask_copy,
     own,
     require_repeatable,
-    run,
+    run_apart,
     share_packed,
     sharing,
 )
@@ -133,7 +134,7 @@ def compress(
     example = None if example is None else as_example(example)
     work = _working_copy(model, masks, release)
     exact = embeddings is None and dtype in (None, torch.float32)
-    answer = None if example is None else ExpectedAnswer(example, run(work, example), exact)
+    answer = None if example is None else ExpectedAnswer(example, run_apart(work, example), exact)
     stand_ins, constants = ([], {}) if example is None else given_arguments(work, example.args, example.kwargs)
     # An order of columns belongs to the columns that were there.
     shapes_left = {} if permutations else remove_channels_(work)
@@ -162,6 +163,7 @@ def compress(
         embeddings=stored or before.embeddings,
         stand_ins=stand_ins,
         constants=constants,
+        flags=before.flags | changed_flags(model, work),
     )
     fast = finish_faster(work, tried, norms, plan, answer)
     for name, why in found.left.items():

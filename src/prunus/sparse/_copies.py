@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from prunus._torch import TorchDispatchMode, is_mutable, pytree
 from prunus.adapters import Batch, output_tensors
 from prunus.contract import Masks
 from prunus.errors import BadInput, PrunusWarning, RunFailed, first_line
@@ -65,6 +66,61 @@ def run(model: nn.Module, example: ModelInputs) -> list[Tensor]:
         raise BadInput(
             f"The model cannot run on the example ({first_line(error)}): give an input of the right shape."
         ) from error
+
+
+class _Originals(TorchDispatchMode):
+    """Keeps the values of a model's tensors that an operator is about to change in place."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch gives it no types
+        tensors = [*model.parameters(), *model.buffers()]
+        self.owners = {_place(tensor): tensor for tensor in tensors if _place(tensor)}
+        self.kept: dict[int, Tensor] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if is_mutable(func):
+            for place in map(_place, pytree.tree_leaves((args, kwargs))):
+                if place in self.owners and place not in self.kept:
+                    self.kept[place] = self.owners[place].detach().clone()
+        return func(*args, **(kwargs or {}))
+
+
+def _place(value: Any) -> int:
+    """Where a tensor's memory begins; 0 where there is none that can be shared."""
+    shared = isinstance(value, Tensor) and value.device.type == "cpu" and value.layout is torch.strided
+    return value.untyped_storage().data_ptr() if shared else 0
+
+
+def run_apart(work: nn.Module, example: ModelInputs) -> list[Tensor]:
+    """`run` on a copy that shares its tensors: those that the run itself changes become its own, the others' stay."""
+    try:
+        with _Originals(work) as originals:
+            found = run(work, example)
+    except BadInput:  # or something in it runs under no such mode
+        found = run(work, example)
+    changed: dict[int, Any] = {}
+    with torch.no_grad():
+        for place, before in originals.kept.items():
+            owner = originals.owners[place]
+            now = owner.detach().clone()
+            owner.copy_(before)
+            parameter = isinstance(owner, nn.Parameter)
+            changed[id(owner)] = nn.Parameter(now, owner.requires_grad) if parameter else now
+    _exchange(work, changed)
+    return found
+
+
+def changed_flags(model: nn.Module, copied: nn.Module) -> dict[str, dict[str, bool]]:
+    """What a model has noted on itself, as True or False, since it was copied: by module and attribute."""
+    twins, found = dict(model.named_modules()), dict[str, dict[str, bool]]()
+    for name, module in copied.named_modules():
+        twin = vars(twins[name]) if type(twins.get(name)) is type(module) else {}
+        flags = {key: value for key, value in vars(module).items() if isinstance(value, bool) and key != "training"}
+        other = {key: value for key, value in flags.items() if isinstance(twin.get(key), bool) and twin[key] != value}
+        found |= {name: other} if other else {}
+    return found
 
 
 def input_shapes(
@@ -161,7 +217,7 @@ def _require_close(ours: Tensor, theirs: Tensor, allowed: float) -> None:
 
 def require_repeatable(model: nn.Module, example: ModelInputs, expected: list[Tensor]) -> None:
     """Refuse a model that itself does not give the expected answer again."""
-    for ours, theirs in zip(run(model, example), expected):
+    for ours, theirs in zip(run_apart(model, example), expected):
         if ours.shape != theirs.shape or not torch.allclose(ours, theirs, rtol=EXACT, atol=1e-6, equal_nan=True):
             raise BadInput(
                 "The model answers the same example in another way each time (it draws random numbers, or changes "
@@ -241,10 +297,16 @@ def mask_copy(model: nn.Module, masks: Masks) -> None:
         # Weights that are -0.0 where they were dropped count as zeros.
         if bool((values.masked_select(dropped) != 0).any()):
             changed[id(parameter)] = nn.Parameter(values.masked_fill(dropped, 0.0), parameter.requires_grad)
+    _exchange(model, changed)
+
+
+def _exchange(model: nn.Module, changed: Mapping[int, Any]) -> None:
+    """Put other tensors in the places of those with these ids."""
     for module in model.modules():
-        for name, held in module._parameters.items():
-            if held is not None and id(held) in changed:
-                module._parameters[name] = changed[id(held)]
+        for tensors in (module._parameters, module._buffers):
+            for name, held in tensors.items():
+                if held is not None and id(held) in changed:
+                    tensors[name] = changed[id(held)]
 
 
 def share_packed(packed: nn.Module, layer: nn.Module, norm: nn.Module | None, known: dict[Any, nn.Module]) -> None:

@@ -22,6 +22,7 @@ from torch.nn import functional
 
 from prunus import graph as graphs
 from prunus.errors import BadInput
+from prunus.sparse._copies import sharing
 from prunus.sparse._embeddings import RoundedEmbedding
 from prunus.sparse._modules import BalancedLinear, PackedModule, SparseConv2d, require_float32, watched
 from prunus.sparse._region_graph import with_regions
@@ -37,8 +38,8 @@ _LEAVES = (PackedModule, RoundedEmbedding)
 
 def traces(model: nn.Module, leaves: tuple[type, ...] = ()) -> list[fx.Graph]:
     """The model's graphs for all ways to call it; empty where it has hooks or its control flow depends on data."""
-    try:
-        return graphs.every_trace(model, leaves=(*_LEAVES, *leaves))
+    try:  # a forward that is traced runs: a copy takes the notes that it may make on the model
+        return graphs.every_trace(sharing(model), leaves=(*_LEAVES, *leaves))
     except BadInput:
         return []
 
@@ -94,7 +95,11 @@ class CallRules:
 
     def check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Raise for a call whose branches the graph does not hold."""
-        given = self.defaults | dict(zip(self.names, args)) | kwargs
+        told = dict(zip(self.names, args)) | kwargs
+        for name, value in told.items():  # what a forward may branch on, where the graph has a stand-in
+            if name not in self.fixed and isinstance(value, (bool, str, type(None))):
+                self._refuse(f"that give {name!r} as a tensor or number")
+        given = self.defaults | told
         for name, value in self.fixed.items():
             if name == self.rest:
                 unknown = [other for other in kwargs if other not in self.names]
@@ -103,8 +108,8 @@ class CallRules:
             elif name in given and not _same(given[name], value):
                 self._refuse(f"with {name}={value!r}")
         for name in self.needed:
-            if given.get(name) is None:
-                self._refuse(f"that give {name!r}")
+            if given[name] is None:
+                self._refuse(f"that give {name!r} as a tensor or number")
 
     def _refuse(self, calls: str) -> None:
         raise BadInput(
@@ -118,14 +123,14 @@ def _same(given: Any, value: Any) -> bool:
     return given is value or (plain and type(given) is type(value) and bool(given == value))
 
 
-def _rules(model: nn.Module, fixed: dict[str, Any], stand_ins: Collection[str]) -> CallRules | None:
-    """The rules for a model's graph; None where every call of it is the same."""
+def _rules(model: nn.Module, fixed: dict[str, Any], stand_ins: Collection[str]) -> CallRules:
+    """The rules for a model's graph."""
     parameters = dict(list(inspect.signature(type(model).forward).parameters.items())[1:])
     defaults = {name: one.default for name, one in parameters.items() if one.default is not one.empty}
     rest = next((name for name, one in parameters.items() if one.kind is one.VAR_KEYWORD), "")
     needed = tuple(name for name in stand_ins if name in defaults and defaults[name] is None)
     names = tuple(name for name, one in parameters.items() if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD))
-    return CallRules(fixed, needed, names, defaults, rest) if fixed or needed else None
+    return CallRules(fixed, needed, names, defaults, rest)
 
 
 class FusedGraph(fx.GraphModule):
@@ -166,9 +171,11 @@ class FusedGraph(fx.GraphModule):
 def _quick_or(plain: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(plain)
     def forward(self: FusedGraph, *args: Any, **kwargs: Any) -> Any:
-        if self.rules is not None:
-            self.rules.check(args, kwargs)
-        if torch.is_grad_enabled() or watched() or not all(type(x) is Tensor for x in args):
+        plainly = all(type(x) is Tensor for x in args)
+        rules = self.rules
+        if rules is not None and (rules.fixed or rules.needed or kwargs or not plainly):
+            rules.check(args, kwargs)
+        if torch.is_grad_enabled() or watched() or not plainly:
             return plain(self, *args, **kwargs)
         kind = type(self)
         if kind._quick is None:
@@ -199,17 +206,18 @@ def fuse(
     Models of transformers are called in too many ways to be one graph: their blocks run natively (`_blocks`).
 
     Args:
-        model: Its layers packed; they are changed.
+        model: Its layers packed; it is left as it is.
         stand_ins: Arguments that are given, though they can be left out.
         constants: Arguments that are given as something to branch on.
     """
     if isinstance(model, PackedModule) or any(map(_of_transformers, model.modules())):
         return model
     fixed = graphs.fixed_arguments(model, stand_ins, constants)
+    whole, model = model, sharing(model)  # a forward that is traced runs, and may leave notes on the model
     try:
         graph = graphs.trace(model, _LEAVES, fixed)
     except BadInput:
-        return model
+        return whole
     modules = dict(model.named_modules())
     calls = Counter(node.target for node in graph.nodes if node.op == "call_module")
     for node in list(graph.nodes):

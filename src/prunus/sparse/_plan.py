@@ -64,7 +64,8 @@ class SparsePlan:
     """`layers`: name -> what stands there now; `folded`: batch norms that became part of their convolution.
 
     `shapes` are those of the tensors that lost channels; `embeddings` is the type that tables are stored in, or empty.
-    `stand_ins` and `constants` say for which calls a fused graph was made (`graph.given_arguments`).
+    `stand_ins` and `constants` say for which calls a fused graph was made (`graph.given_arguments`). `flags` are what
+    the model noted on itself when it ran on the example: that it has rescaled its weights, say.
     """
 
     layers: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -75,6 +76,7 @@ class SparsePlan:
     embeddings: str = ""
     stand_ins: list[str] = field(default_factory=list)
     constants: dict[str, Any] = field(default_factory=dict)
+    flags: dict[str, dict[str, bool]] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         return {"version": _version(self.layers), **asdict(self)}
@@ -89,7 +91,8 @@ class SparsePlan:
         if embeddings not in ("", "bfloat16", "int8"):
             raise ValueError(f"embeddings are to be stored as {embeddings!r}")
         stand_ins, constants = list(record.get("stand_ins", ())), dict(record.get("constants", {}))
-        return cls(layers, folded, bool(record["fused"]), shapes, rows, embeddings, stand_ins, constants)
+        flags = {name: dict(found) for name, found in record.get("flags", {}).items()}
+        return cls(layers, folded, bool(record["fused"]), shapes, rows, embeddings, stand_ins, constants, flags)
 
 
 def _version(spec: Any) -> int:
@@ -130,6 +133,7 @@ def carried(model: nn.Module) -> SparsePlan:
         found.shapes |= {inside + name: shape for name, shape in plan.shapes.items()}
         found.rows += [replace(row, layer=inside + row.layer) for row in plan.rows]
         found.embeddings = plan.embeddings or found.embeddings
+        found.flags |= {inside + name if name else place: flags for name, flags in plan.flags.items()}
     return found
 
 
@@ -255,6 +259,11 @@ def install(model: nn.Module, plan: SparsePlan, modules: dict[str, nn.Module]) -
         for place in names[id(model.get_submodule(name))]:  # a module used twice is replaced in both places
             model.set_submodule(place, module)
     _close_fused_paths(model)
+    for name, module in model.named_modules():
+        flags = plan.flags.get(name, {})
+        module.__dict__.update(
+            {key: value is True for key, value in flags.items() if type(vars(module).get(key)) is bool}
+        )
     setattr(model, ATTRIBUTE, plan)
     if not isinstance(model, PackedModule) and any(isinstance(part, PackedModule) for part in model.modules()):
         model._apply = functools.partial(_apply_to_all, model)  # type: ignore[method-assign]
