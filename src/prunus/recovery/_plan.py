@@ -154,7 +154,7 @@ def measure_damage(
     with torch.inference_mode(False):
         found = find_masks(inner, 0.0, exclude=exclude)
         choices = steps(shape) if isinstance(shape, patterns.NM) else {float(s): shape for s in grid}
-        return _measure(inner, found, choices, calibrate_on(data, samples, options.batch_size, seed), options)
+        return _measure(inner, found, choices, calibrate_on(inner, data, samples, options.batch_size, seed), options)
 
 
 def _measure(
