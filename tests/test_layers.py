@@ -206,3 +206,21 @@ def test_excludes_that_are_no_names_are_refused(exclude: object) -> None:
         with pytest.raises(BadInput, match=r"exclude is .* give names or globs"):
             call()
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+
+
+def test_weights_in_the_memory_of_another_are_refused_and_neighbours_in_one_memory_are_not() -> None:
+    model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 16))
+    model[2].weight = nn.Parameter(model[0].weight.data.t())
+    for work in (
+        lambda: prunus.prune(model, 0.5),
+        lambda: prunus.reconstruct(model, 0.5, torch.randn(64, 16), samples=64),
+        lambda: prunus.prune(model, 0.5, exclude=("0",)),
+    ):
+        with pytest.raises(BadInput, match=r"'0.weight' and '2.weight' lie in the same memory"):
+            work()
+    both = torch.randn(32, 32)
+    model[0].weight, model[2].weight = nn.Parameter(both[:, :16]), nn.Parameter(both[:, 16:].t())
+    assert prunus.prune(model, 0.5).sparsity == 0.5
+    assert int((both == 0).sum()) == 512
+    model[2].weight = model[0].weight = nn.Parameter(torch.randn(16, 16))  # one parameter: tied, as ever
+    assert list(prunus.prune(model, 0.5)) == ["0.weight"]

@@ -32,6 +32,7 @@ __all__ = [
     "plain_name",
     "plain_names",
     "prunable_weights",
+    "require_apart",
     "require_values",
     "rows_to_weight",
     "unrecognised",
@@ -323,6 +324,51 @@ def require_values(weights: Mapping[str, Weight]) -> None:
         values = weight.parameter.detach()
         if not torch.isfinite(values.sum(dtype=torch.float64)) and not bool(torch.isfinite(values).all()):
             raise BadInput(f"The weight {name!r} holds NaN or Inf; mend the checkpoint before pruning it.")
+
+
+def require_apart(model: nn.Module, weights: Mapping[str, Weight]) -> None:
+    """Refuse weights in the memory of another parameter: a zero in one would be a zero in the other.
+
+    Args:
+        model: any module.
+        weights: those that are to change, as `prunable_weights` gives them.
+
+    Raises:
+        BadInput: A weight is a view of another parameter, or the other of it.
+
+    Example:
+        >>> from torch import nn
+        >>> model = nn.Sequential(nn.Linear(4, 2), nn.Linear(2, 4))
+        >>> require_apart(model, prunable_weights(model))
+    """
+    changing = {id(weight.parameter) for weight in weights.values()}
+    held: dict[int, list[tuple[int, int, str, Tensor]]] = {}
+    for name, own in model.named_parameters():  # a parameter with several names comes once
+        if own.layout is torch.strided and own.numel() and own.untyped_storage().data_ptr():
+            low = int(own.storage_offset())
+            high = low + 1 + sum((side - 1) * step for side, step in zip(own.shape, own.stride()))
+            held.setdefault(own.untyped_storage().data_ptr(), []).append((low, high, plain_name(name), own))
+    for together in held.values():
+        together.sort(key=lambda entry: entry[:2])
+        for place, (_, high, first, one) in enumerate(together):
+            for low, _, second, two in together[place + 1 :]:
+                if low >= high:
+                    break
+                if (id(one) in changing or id(two) in changing) and _overlap(one, two):
+                    raise BadInput(
+                        f"{first!r} and {second!r} lie in the same memory without being one parameter, so that a zero "
+                        "in one is a zero in the other: give one of them a copy, as in "
+                        "nn.Parameter(weight.detach().clone()), or exclude both."
+                    )
+
+
+def _overlap(one: Tensor, two: Tensor) -> bool:
+    """Whether two tensors in one storage have a number in common."""
+    if one.dtype != two.dtype:
+        return False
+    places = torch.zeros(one.untyped_storage().nbytes() // one.element_size(), dtype=torch.bool)
+    places.as_strided(one.shape, one.stride(), one.storage_offset()).fill_(True)
+    return bool(places.as_strided(two.shape, two.stride(), two.storage_offset()).any())
 
 
 def unrecognised(model: nn.Module) -> dict[str, str]:

@@ -243,6 +243,8 @@ def _refusal(path: StrPath, error: OSError) -> BadFile | RunFailed:
     if error.errno in _FULL:
         reason = _FULL[error.errno]
         return RunFailed(f"{path} cannot be written: {reason}; make room, or choose another place, and run it again.")
+    if error.errno == errno.ENOENT and Path(path).parent.is_dir():
+        return BadFile(f"{path} cannot be written: {Path(path).parent} takes no new files; choose another folder.")
     if error.errno == errno.ENOENT:
         return BadFile(f"{path} cannot be written: there is no folder {Path(path).parent}; make it, or choose another.")
     kind = BadFile if error.errno in _PLACE else RunFailed

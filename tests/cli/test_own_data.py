@@ -184,3 +184,15 @@ def test_pictures_are_sized_and_scaled_as_the_model_wants(place: Path) -> None:
     assert min(float(image.min()) for image, _ in found) < -0.5
     assert max(float(image.max()) for image, _ in found) <= 1.0
     (place / "vit" / "preprocessor_config.json").unlink()
+
+
+@pytest.mark.parametrize("ending", ["csv", "tsv", "jsonl"])
+def test_files_of_excel_begin_with_a_mark_that_is_no_part_of_a_name(ending: str, tmp_path: Path) -> None:
+    content = {
+        "csv": "text,label\nplum,1\n",
+        "tsv": "text\tlabel\nplum\t1\n",
+        "jsonl": '{"text": "plum", "label": 1}\n',
+    }
+    file = tmp_path / f"own.{ending}"
+    file.write_text(content[ending], "utf-8-sig")
+    assert load_own(str(file), lambda text, **_: {"input_ids": [len(text)]}) == [{"input_ids": [4], "labels": 1}]

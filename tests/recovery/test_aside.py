@@ -57,10 +57,12 @@ def test_large_batches_are_cut_so_that_some_images_can_be_held_aside() -> None:
 
 def test_large_images_run_in_parts_unless_a_size_is_asked_for() -> None:
     photographs, small = torch.zeros(130, 3, 224, 224), torch.zeros(130, 3, 32, 32)
-    assert {batch.size for batch in calibrate_on(photographs, 70, None, 0)} == {10, 4, 6}
-    assert {batch.size for batch in calibrate_on([photographs], 70, None, 0)} == {10}  # batches of one's own too
-    assert {batch.size for batch in calibrate_on(photographs, 60, 12, 0)} == {12}
-    assert calibrate_on(small, 130, None, 0)[0].size == 13  # two full batches: cut into ten, as before
+    assert {batch.size for batch in calibrate_on(nn.Identity(), photographs, 70, None, 0)} == {10, 4, 6}
+    assert {batch.size for batch in calibrate_on(nn.Identity(), [photographs], 70, None, 0)} == {
+        10
+    }  # batches of one's own too
+    assert {batch.size for batch in calibrate_on(nn.Identity(), photographs, 60, 12, 0)} == {12}
+    assert calibrate_on(nn.Identity(), small, 130, None, 0)[0].size == 13  # two full batches: cut into ten, as before
 
 
 def test_fewer_images_than_can_be_held_aside_change_nothing() -> None:
@@ -76,7 +78,7 @@ def test_fewer_images_than_can_be_held_aside_change_nothing() -> None:
 
 @pytest.mark.parametrize("count", [40, 48, 49, 60, 61])
 def test_a_single_image_in_the_last_batch_is_not_what_the_damping_is_chosen_on(count: int) -> None:
-    found = calibrate_on(torch.randn(count, 3, 2, 2), count, 12, 0)
+    found = calibrate_on(nn.Identity(), torch.randn(count, 3, 2, 2), count, 12, 0)
     assert sum(batch.size for batch in found) == count
     assert count / 10 < sum(batch.size for batch in found[FOLDS - 1 :: FOLDS]) < count / 3
 

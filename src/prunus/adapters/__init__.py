@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from prunus.adapters._calls import (
     arguments,
+    as_inputs,
     as_weights,
     batch_loss,
     call,
@@ -29,6 +30,7 @@ __all__ = [
     "IndexedSamples",
     "arguments",
     "as_batch",
+    "as_inputs",
     "as_weights",
     "batch_loss",
     "batches",

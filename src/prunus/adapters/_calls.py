@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,12 +23,54 @@ def forward_names(model: nn.Module) -> tuple[list[str], bool]:
     return [p.name for p in parameters if p.kind in kinds], any(p.kind == p.VAR_KEYWORD for p in parameters)
 
 
+def as_inputs(model: nn.Module, batch: Batch, *, named: bool = True) -> Batch:
+    """A batch whose labels are an input, where the model's forward says so, as that input.
+
+    Args:
+        model: any module.
+        batch: as `as_batch` makes it, which takes the last of several tensors, and names such as "y", for labels.
+        named: also where forward has an argument of that name which it does not need, other than "labels", which is
+            for the loss.
+
+    Returns:
+        The batch; without labels where they were an input.
+
+    Example:
+        >>> import torch
+        >>> class Two(torch.nn.Module):
+        ...     def forward(self, u, v):
+        ...         return u + v
+        >>> len(as_inputs(Two(), as_batch((torch.ones(4, 2), torch.ones(4, 2)))).args)
+        2
+    """
+    if batch.labels is None:
+        return batch
+    try:
+        parameters = inspect.signature(model.forward).parameters
+    except (TypeError, ValueError):  # compiled code may have none
+        return batch
+    needed = [
+        p for p in parameters.values() if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
+    ]
+    if batch.called is None:
+        by_place = [p for p in needed if p.kind is not p.KEYWORD_ONLY and p.name not in batch.kwargs]
+        if batch.args and len(by_place) > len(batch.args):
+            return replace(batch, args=(*batch.args, batch.labels), labels=None)
+    elif batch.called in parameters:
+        wanted = named and batch.called != "labels"
+        if wanted or any(p.name == batch.called for p in needed):
+            return replace(batch, kwargs={**batch.kwargs, batch.called: batch.labels}, labels=None, called=None)
+    return batch
+
+
 def arguments(model: nn.Module, batch: Batch, *, labels: bool = False) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """(args, kwargs) for `model`: names that its forward does not know are left out.
 
     If it knows none of them, the first tensor is passed by position. Numbers get the precision of the model's weights.
-    With `labels` they are passed too, where the forward takes them.
+    Labels that the forward cannot do without are inputs. With `labels` they are passed too, where the forward takes
+    them.
     """
+    batch = as_inputs(model, batch, named=False) if not labels else batch
     args = tuple(as_weights(model, value) for value in batch.args)
     named = {name: as_weights(model, value) for name, value in batch.kwargs.items()}
     if not named and not labels:

@@ -35,12 +35,14 @@ class Batch:
         kwargs: inputs by name.
         labels: what the outputs are compared with; None if there is nothing.
         size: how many samples.
+        called: the name that the labels had in a dict; None where they stood behind the inputs.
     """
 
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     labels: Tensor | None = None
     size: int = 1
+    called: str | None = None
 
     @property
     def inputs(self) -> Tensor:
@@ -92,7 +94,7 @@ class Batch:
         args = tuple(join(values) for values in zip(*(part.args for part in parts)))
         named = {name: join(part.kwargs[name] for part in parts) for name in parts[0].kwargs}
         labels = None if parts[0].labels is None else join(part.labels for part in parts)
-        return cls(args, named, labels, sum(part.size for part in parts))
+        return cls(args, named, labels, sum(part.size for part in parts), parts[0].called)
 
     def to(self, device: torch.device | str) -> Batch:
         """The same on another device."""
@@ -168,7 +170,8 @@ def batches(
 def as_batch(item: Any) -> Batch:
     """One batch as loaders give them: a tensor, (x, y), (x1, x2, ..., y), ({name: x}, y), or {name: x, "labels": y}.
 
-    A dataclass counts as the dict of its fields.
+    A dataclass counts as the dict of its fields. What is taken for labels here may be an input that the model's forward
+    asks for: `as_inputs` knows.
     """
     if isinstance(item, Batch):
         return item
@@ -177,7 +180,7 @@ def as_batch(item: Any) -> Batch:
         named = {str(name): _tensor(value) for name, value in item.items()}
         label = next((name for name in LABELS if isinstance(named.get(name), Tensor)), None)
         inputs = {name: value for name, value in named.items() if isinstance(value, Tensor) and name not in LABELS}
-        return _sized(Batch((), inputs, named[label] if label else None))
+        return _sized(Batch((), inputs, named[label] if label else None, called=label))
     if isinstance(item, (tuple, list)) and item:
         parts: list[Any] = [part if isinstance(part, Mapping) else _tensor(part) for part in item]
         labels: Tensor | None = parts.pop() if len(parts) > 1 and isinstance(parts[-1], Tensor) else None

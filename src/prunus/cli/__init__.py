@@ -130,10 +130,15 @@ def _unexpected(error: Exception) -> str:
 def _run(arguments: Sequence[str]) -> int:
     from cyclopts import CycloptsError
 
+    from prunus.cli._outputs import check_outputs
+
     if arguments[:1] == ["--completion"]:
         return _complete(arguments[1:])
     app = _app(arguments[0] if arguments else "")
     try:
+        if arguments and arguments[0] in COMMANDS:
+            _, bound, _ = app.parse_args(list(arguments), exit_on_error=False, print_error=False)
+            check_outputs(arguments[0], bound.arguments)
         result = app(list(arguments), exit_on_error=False, print_error=False, result_action="return_value")
     except CycloptsError as error:
         known = " ".join(word for word in arguments[:1] if word in COMMANDS)

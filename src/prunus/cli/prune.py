@@ -172,7 +172,16 @@ def _quality(
 
 def file_named(output: Path) -> Path:
     """The file that `-o` names; a name without an ending gets that of safetensors."""
+    from prunus.errors import BadInput
+
+    if output.name in ("", ".."):
+        raise BadInput(f"{output} is a folder: name a file in it, as in {output / 'pruned.safetensors'}.")
     return output if output.suffix else output.with_name(f"{output.name}.safetensors")
+
+
+def masks_beside(weights: Path) -> Path:
+    """The file of masks beside one of weights."""
+    return weights.with_name(f"{weights.stem}.masks.safetensors")
 
 
 def write_pruned(network: Any, masks: Any, output: Path) -> dict[str, str]:
@@ -180,7 +189,7 @@ def write_pruned(network: Any, masks: Any, output: Path) -> dict[str, str]:
     from prunus.models import save_weights
 
     output = file_named(output)
-    beside = output.with_name(f"{output.stem}.masks.safetensors")
+    beside = masks_beside(output)
     save_weights(network, output)
     masks.save(beside)
     return {"weights_file": str(output), "masks_file": str(beside)}

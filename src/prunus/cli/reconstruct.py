@@ -18,11 +18,16 @@ else:
     FIELDS = ("refine", "descent", "rate", "damping", "towards", "aside", "batch_size", "memory")
     Flags = options.flags_of("ReconstructFlags", options.flags(ReconstructOptions, names=FIELDS))
 
+_CLOSE = 0.005
+"""A sparsity this near to that of the masks says the same."""
+
 
 def reconstruct(
     model: Model,
     *,
-    sparsity: Annotated[float, Parameter(help="Fraction of zeros among the prunable weights, in [0, 1).")] = 0.5,
+    sparsity: Annotated[
+        float | None, Parameter(help="Fraction of zeros among the prunable weights, in [0, 1); 0.5 unless given.")
+    ] = None,
     pattern: Pattern = "balanced:16",
     allocation: Annotated[str, Parameter(help="uniform, global, erk, lamp or damage.")] = "uniform",
     exclude: Exclude | None = None,
@@ -58,18 +63,24 @@ def reconstruct(
 
     if data is None:
         raise BadInput("reconstruct needs data: name some with --data, as in --data digits.")
+    kept = None if masks is None else Masks.load(masks)
+    if kept is not None and sparsity is not None and abs(sparsity - kept.sparsity) > _CLOSE:
+        raise BadInput(
+            f"--masks has the zeros already ({kept.sparsity:.4f} of its weights), and --sparsity {sparsity:g} asks for "
+            "others: leave one of the two out."
+        )
     torch.manual_seed(seed)
     network = resolve(model, str(weights) if weights else None).eval()
     train, test = data_pair(data, data_dir, model)
     before = quality(network, test, metric, "before")
     found = rebuild(
         network,
-        None if masks is not None else sparsity,
+        None if kept is not None else 0.5 if sparsity is None else sparsity,
         train,
         pattern,
         allocation,
         tuple(exclude or ()),
-        None if masks is None else Masks.load(masks),
+        kept,
         samples,
         seed,
         misfits=misfits,
@@ -106,7 +117,8 @@ def _print(record: dict[str, Any], json: bool) -> None:
     print_table(columns, rows)
     print_left_dense(record)
     out = console()
-    out.print(f"sparsity {record['sparsity']:.4f}, {record['samples']} samples; errors of outputs are relative squares")
+    count = f"{record['samples']} sample{'' if record['samples'] == 1 else 's'}"
+    out.print(f"sparsity {record['sparsity']:.4f}, {count}; errors of outputs are relative squares")
     if "metric" in record:
         out.print(f"{quality_line(record)} (no training)")
     if "weights_file" in record:

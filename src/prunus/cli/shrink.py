@@ -162,11 +162,11 @@ def _times(network: Any, small: Any, example: Any) -> dict[str, float]:
 def _write(small: Any, masks: Any, output: Path | None) -> dict[str, str]:
     if output is None:
         return {}
-    from prunus.cli.prune import file_named
+    from prunus.cli.prune import file_named, masks_beside
     from prunus.structure import save
 
     output = file_named(output)
-    beside = output.with_name(f"{output.stem}.masks.safetensors")
+    beside = masks_beside(output)
     save(small, output)
     masks.save(beside)
     return {"model_file": str(output), "masks_file": str(beside)}

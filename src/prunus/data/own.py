@@ -98,7 +98,7 @@ def _parts(name: str) -> tuple[str, list[str]]:
 
 def _rows(path: Path) -> list[dict[str, Any]]:
     try:
-        with path.open(encoding="utf-8", newline="") as stream:
+        with path.open(encoding="utf-8-sig", newline="") as stream:  # Excel begins a file with a mark
             if path.suffix.lower() == ".jsonl":
                 return [_object(line, number, path) for number, line in enumerate(stream, 1) if line.strip()]
             if path.suffix.lower() == ".txt":
@@ -188,7 +188,7 @@ def _record(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        return dict(json.loads(path.read_text("utf8")))
+        return dict(json.loads(path.read_text("utf-8-sig")))
     except (OSError, ValueError) as error:
         raise BadFile(f"The file {path} cannot be read ({first_line(error)}).") from error
 

@@ -98,6 +98,8 @@ def save_weights(model: nn.Module, path: str | os.PathLike[str]) -> Path:
 def read_tensors(path: str | os.PathLike[str]) -> dict[str, Tensor]:
     """The named tensors of a safetensors file or a torch file (`weights_only=True`), on the CPU."""
     file = Path(path)
+    if file.is_dir():
+        raise BadFile(f"{file} is a folder: give the path of a safetensors or torch file.")
     if not file.is_file():
         raise BadFile(f"There is no weights file {file}: give the path of a safetensors or torch file.")
     try:

@@ -19,6 +19,7 @@ from prunus.layers import (
     listing,
     matches,
     prunable_weights,
+    require_apart,
     require_module,
     require_values,
     unrecognised,
@@ -85,6 +86,7 @@ def find_masks(
     else:
         targets = check_sparsity(sparsity)
     require_values(weights)
+    require_apart(model, weights)
     left_out = _misfits(weights, targets, shape, skip=misfits == "skip")
     weights = {name: weight for name, weight in weights.items() if name not in left_out}
     if isinstance(targets, dict):

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numbers
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
-from prunus.adapters import Batch, batches, check_finite
+from prunus.adapters import Batch, as_inputs, batches, check_finite
 from prunus.errors import BadInput
 
 FOLDS = 5
@@ -20,8 +20,8 @@ LARGE = 1_600_000
 """Numbers in a batch of images beyond which it is cut: what a layer makes of more no longer stays in the caches."""
 
 
-def calibrate_on(data: Any, samples: int, batch_size: int | None, seed: int) -> list[Batch]:
-    """The batches that hold the first `samples` of a random order of the data; labels are left out."""
+def calibrate_on(model: nn.Module, data: Any, samples: int, batch_size: int | None, seed: int) -> list[Batch]:
+    """The batches that hold the first `samples` of the data in random order, as the model takes them, without labels."""
     if data is None:
         raise BadInput("Reconstruction needs data: give some samples like those the model will meet, without labels.")
     if isinstance(samples, bool) or not isinstance(samples, int) or samples < 1:
@@ -32,6 +32,7 @@ def calibrate_on(data: Any, samples: int, batch_size: int | None, seed: int) -> 
     count = 0
     for batch in batches(data, size=min(batch_size or USUAL, samples), shuffle=True, seed=seed):
         batch = batch if count + batch.size <= samples else head(batch, samples - count)
+        batch = as_inputs(model, batch)
         found.append(check_finite(Batch(batch.args, batch.kwargs, None, batch.size)))
         count += batch.size
         if count >= samples:

@@ -14,7 +14,7 @@ from prunus.adapters import Batch
 from prunus.contract import Masks, Pattern
 from prunus.errors import BadInput, UnknownName
 from prunus.graph import unwrapped
-from prunus.layers import EMBEDDING, LEFT_DENSE, all_weights, require_changeable
+from prunus.layers import EMBEDDING, LEFT_DENSE, all_weights, require_apart, require_changeable
 from prunus.pruning import allocations, find_masks, patterns
 from prunus.recovery._calibration import calibrate_on
 from prunus.recovery._damage import Damage, around, damage, steps
@@ -59,6 +59,7 @@ def plan_for(
         for name in masks:
             if name not in known or known[name].kind == EMBEDDING:
                 raise BadInput(f"The masks name {name!r}, which is no layer that multiplies inputs: leave it out.")
+        require_apart(model, {name: known[name] for name in masks})
         lost = never_reached(model, {name: known[name] for name in masks}, calibration)
         names = tuple(name for name in masks if name not in lost)
         return PruningPlan(names, dict.fromkeys(names, shape), {}, masks, None, "", {"unfitted": lost} if lost else {})
@@ -154,7 +155,7 @@ def measure_damage(
     with torch.inference_mode(False):
         found = find_masks(inner, 0.0, exclude=exclude)
         choices = steps(shape) if isinstance(shape, patterns.NM) else {float(s): shape for s in grid}
-        return _measure(inner, found, choices, calibrate_on(data, samples, options.batch_size, seed), options)
+        return _measure(inner, found, choices, calibrate_on(inner, data, samples, options.batch_size, seed), options)
 
 
 def _measure(

@@ -95,7 +95,7 @@ def reconstruct(
     refuse_computed(inner, as_globs(exclude))
     require_changeable(inner)
     with torch.inference_mode(False):  # there a `Recorder` would see nothing
-        calibration = calibrate_on(data, samples, options.batch_size, seed)
+        calibration = calibrate_on(inner, data, samples, options.batch_size, seed)
         shape = patterns.parse(pattern)
         exclude = as_globs(exclude)
         said = allocation if isinstance(allocation, str) else getattr(allocation, "__qualname__", "function")

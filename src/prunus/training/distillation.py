@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from prunus.adapters import Batch, as_batch, batches, call, main_output, unpadded
+from prunus.adapters import Batch, IndexedSamples, as_batch, as_inputs, batches, call, main_output, unpadded
 from prunus.contract import Duration, Masks
 from prunus.errors import BadInput
 from prunus.layers import as_globs, prunable_weights, require_changeable, require_module
@@ -125,7 +125,7 @@ def _train(
 ) -> History:  # fmt: skip
     if masks is None:
         masks = Masks.from_model(student) or None
-    ready = _ready(data, config.batch_size)
+    ready = _ready(student, data, config.batch_size)
     names, left = _layers(student, teacher, ready, options)
     size = 1 if isinstance(ready, Prepared) else config.batch_size
     learn = _Matching(student, teacher, names, options, config.temperature)
@@ -170,18 +170,24 @@ def _teachers_name(student: nn.Module, name: str) -> str:
     return ".".join(path)
 
 
-def _ready(data: Any, size: int) -> Any:
-    """Data that can be read sample by sample as they are; everything else as a list of batches."""
+def _ready(student: nn.Module, data: Any, size: int) -> Any:
+    """Data of (input, label) that can be read sample by sample as they are; everything else as a list of batches."""
     if data is None:
         raise BadInput("Distillation needs data: give samples like those the model will meet, labels are not needed.")
-    if reader(data) is not None:
+    if reader(data) is not None and not _all_inputs(student, data):
         for inputs, _ in in_order(data):
             check_finite(inputs)
         return data
-    found = [Batch(batch.args, batch.kwargs, None, batch.size) for batch in batches(data, size=size)]
+    read = (as_inputs(student, batch) for batch in batches(data, size=size))
+    found = [Batch(batch.args, batch.kwargs, None, batch.size) for batch in read]
     for batch in found:
         check_finite(batch)
     return Prepared(found)
+
+
+def _all_inputs(student: nn.Module, data: Any) -> bool:
+    """Does the network take as an input what stands where labels do?"""
+    return as_inputs(student, IndexedSamples(data).take(torch.zeros(1, dtype=torch.long))).labels is None
 
 
 def _layers(
