@@ -21,7 +21,7 @@ LARGE = 1_600_000
 
 
 def calibrate_on(model: nn.Module, data: Any, samples: int, batch_size: int | None, seed: int) -> list[Batch]:
-    """The batches that hold the first `samples` of the data in random order, as the model takes them, without labels."""
+    """The batches that hold the first `samples` of the data in random order, as the model takes them; no labels."""
     if data is None:
         raise BadInput("Reconstruction needs data: give some samples like those the model will meet, without labels.")
     if isinstance(samples, bool) or not isinstance(samples, int) or samples < 1:
