@@ -134,7 +134,7 @@ class Wicked:
 def test_foreign_and_hostile_files(tmp_path: Path) -> None:
     path, target = tmp_path / "w.pt", tmp_path / "made-by-the-file"
     refused(tmp_path / "absent.pt", "There is no weights file")
-    refused(tmp_path, "There is no weights file")
+    refused(tmp_path, "is a folder: give the path")
     for content in (b"", b"hello, this is a text", b"{}", bytes(8) + b"{", os.urandom(100)):
         path.write_bytes(content)
         refused(path)
